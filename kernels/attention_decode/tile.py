@@ -1,0 +1,50 @@
+"""Blocks of 512 keys on an absolute grid, always 16 query rows, merged by running maxima.
+
+A block that lies wholly after a row's position changes nothing for it, to the bit (weight exp(-inf)
+is 0, factor exp(0) is 1), so a row does not notice how many rows or keys the call has. Cache rows
+past the live ones are read and masked: they must be finite, which zero-filled buffers are.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.attention_decode.reference import fake
+from kernels.define import variant
+from kernels.matmul.tile import TILE, tile
+
+BLOCK = 512
+
+
+@variant("attention_decode", "tile", fake)
+def attention_decode(
+    q: Tensor, gate: Tensor, k_cache: Tensor, v_cache: Tensor, pos: Tensor
+) -> Tensor:
+    """As the reference; the caches' capacity must be a multiple of 512 and d one of 64."""
+    rows, heads, d = q.shape
+    kv_heads, capacity, _ = k_cache.shape
+    if capacity % BLOCK or d % 32:
+        raise ValueError(
+            f"attention_decode: tile needs a capacity that is a multiple of {BLOCK} and d one of 32, "
+            f"got {capacity} and {d}; use kernel.attention_decode=reference"
+        )
+    group = heads // kv_heads
+    first = int(pos)
+    query = (tile(q).float() * d**-0.5).view(TILE, kv_heads, group, d)
+    query = query.permute(1, 2, 0, 3).reshape(kv_heads, group * TILE, d)  # [kv, (group row), d]
+    last = torch.arange(first, first + TILE).repeat(group)[:, None]  # the last key each row sees
+    top = query.new_full((kv_heads, group * TILE, 1), -torch.inf)
+    total = query.new_zeros(kv_heads, group * TILE, 1)
+    out = torch.zeros_like(query)
+    for start in range(0, first + rows, BLOCK):
+        k = k_cache[:, start : start + BLOCK].float()
+        v = v_cache[:, start : start + BLOCK].float()
+        keys = torch.arange(start, start + BLOCK)
+        scores = torch.bmm(query, k.transpose(1, 2)).masked_fill_(keys > last, -torch.inf)
+        peak = torch.maximum(top, scores.amax(-1, keepdim=True))
+        weights = (scores - peak).exp_()
+        keep = (top - peak).exp_()
+        total = total * keep + weights.sum(-1, keepdim=True)
+        out = out * keep + torch.bmm(weights, v)
+        top = peak
+    a = (out / total).view(kv_heads, group, TILE, d).permute(2, 0, 1, 3)[:rows]
+    return a.reshape(rows, heads * d).to(gate.dtype) * gate.sigmoid()

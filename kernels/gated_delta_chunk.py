@@ -1,0 +1,108 @@
+"""The gated delta rule over many tokens: the recurrence, and its chunked form for prefill and training.
+
+Per head, with state h [d_k, d_v]:  h = exp(g) h;  u = beta (v - h^T k);  h = h + k u^T;  o = h^T q.
+The chunked form solves one unit lower triangular system per chunk instead of stepping through it.
+Both take l2-normalised q and k, scale q by d_k ** -0.5, are differentiable, and leave inputs alone.
+Source: Gated DeltaNet (arXiv 2412.06464); operation order as in transformers' Qwen3_5 classes.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / sqrt(sum(x^2) + 1e-6) along the last axis."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, h: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Token by token. q, k [batch, heads, tokens, d_k], v [..., d_v], g and beta [..., tokens], fp32.
+
+    h [batch, heads, d_k, d_v] is the entry state; returns (o [batch, heads, tokens, d_v], h).
+    """
+    q = q / q.shape[-1] ** 0.5
+    out = []
+    for t in range(q.shape[2]):
+        h = h * g[:, :, t].exp()[..., None, None]
+        u = v[:, :, t] - (h * k[:, :, t, :, None]).sum(-2)
+        u = u * beta[:, :, t, None]
+        h = h + k[:, :, t, :, None] * u[:, :, None]
+        out.append((h * q[:, :, t, :, None]).sum(-2))
+    return torch.stack(out, 2), h
+
+
+def unit_lower_inverse(a: Tensor) -> Tensor:
+    """(I + tril(a, -1))^-1 for a [..., n, n], n a power of two, by recursive blocks.
+
+    Two diagonal blocks of size s become one of 2 s: its lower left corner is -D C A. The values come
+    without a graph; one Newton step then carries the gradient, which is exact at a solution.
+    """
+    n = a.shape[-1]
+    a = a.tril(-1)
+    with torch.no_grad():
+        inverse = torch.ones_like(a[..., :1]).unsqueeze(-1)  # [..., blocks = n, 1, 1]
+        size = 1
+        while size < n:
+            blocks = a.unflatten(-1, (-1, 2 * size)).unflatten(-3, (-1, 2 * size))
+            corner = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)[..., size:, :size]
+            top, bottom = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+            left = torch.cat([top, -bottom @ corner @ top], -2)
+            right = torch.cat([torch.zeros_like(bottom), bottom], -2)
+            inverse = torch.cat([left, right], -1)
+            size *= 2
+        inverse = inverse.squeeze(-3)
+    if not a.requires_grad:
+        return inverse
+    return 2 * inverse - inverse @ (inverse + a @ inverse)
+
+
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    h: Tensor,
+    chunk: int = 64,
+    invert: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """As `recurrent`, `chunk` tokens at a time; a split at a multiple of `chunk` changes no bit.
+
+    `invert` forms the triangular inverse by matmuls, fast and differentiable on a GPU; otherwise
+    the systems are solved as transformers does it.
+    """
+    tokens, d_v = q.shape[2], v.shape[3]
+    q = q * q.shape[-1] ** -0.5
+    pad = -tokens % chunk
+    q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
+    g, beta = (F.pad(x, (0, pad)) for x in (g, beta))
+    v_beta, k_beta = v * beta[..., None], k * beta[..., None]
+    q, k, v_beta, k_beta = (x.unflatten(2, (-1, chunk)) for x in (q, k, v_beta, k_beta))
+    total = g.unflatten(2, (-1, chunk)).cumsum(-1)
+    future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+    pair = (total[..., :, None] - total[..., None, :]).masked_fill(future, -torch.inf).exp()
+    system = (k_beta @ k.transpose(-1, -2)) * pair
+    inner = (q @ k.transpose(-1, -2)) * pair
+    k_entry = k_beta * total.exp()[..., None]
+    if invert:
+        inverse = unit_lower_inverse(system)
+        u_own, k_entry = inverse @ v_beta, inverse @ k_entry
+    else:
+        u_own, k_entry = (
+            torch.linalg.solve_triangular(system, x, upper=False, unitriangular=True)
+            for x in (v_beta, k_entry)
+        )
+    q_entry = q * total.exp()[..., None]
+    k_exit = k * (total[..., -1:] - total).exp()[..., None]
+    decay = total[..., -1].exp()[..., None, None]
+    out = []
+    for i in range(q.shape[2]):
+        u = u_own[:, :, i] - k_entry[:, :, i] @ h
+        out.append(q_entry[:, :, i] @ h + inner[:, :, i] @ u)
+        h = h * decay[:, :, i] + k_exit[:, :, i].transpose(-1, -2) @ u
+    o = torch.stack(out, 2).flatten(2, 3)[:, :, :tokens]
+    assert o.shape[-1] == d_v
+    return o, h

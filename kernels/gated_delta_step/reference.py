@@ -1,0 +1,107 @@
+"""The definition: row by row, each operation as transformers' single-token path orders it."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.define import variant
+from kernels.gated_delta_chunk import unit
+
+MUTATES = ("h", "tail", "past_x", "past_k", "past_u", "past_decay")
+
+
+def fake(
+    qkvz: Tensor,
+    ba: Tensor,
+    conv_weight: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    norm_weight: Tensor,
+    h: Tensor,
+    tail: Tensor,
+    past_x: Tensor,
+    past_k: Tensor,
+    past_u: Tensor,
+    past_decay: Tensor,
+    pending: Tensor,
+    eps: float,
+) -> Tensor:
+    return qkvz.new_empty(qkvz.shape[0], h.shape[0] * h.shape[2])
+
+
+def absorb(
+    h: Tensor,
+    tail: Tensor,
+    past_x: Tensor,
+    past_k: Tensor,
+    past_u: Tensor,
+    past_decay: Tensor,
+    pending: int,
+) -> None:
+    """Fold the first `pending` records into the checkpoint h and the convolution's tail, in place."""
+    group = h.shape[0] // past_k.shape[1]
+    for i in range(pending):
+        k = past_k[i].repeat_interleave(group, 0)
+        h.mul_(past_decay[i][:, None, None])
+        h.add_(k[:, :, None] * past_u[i][:, None, :])
+    if pending:
+        window = torch.cat([tail, past_x[:pending]])
+        tail.copy_(window[-tail.shape[0] :])
+
+
+@variant("gated_delta_step", "reference", fake, MUTATES)
+def gated_delta_step(
+    qkvz: Tensor,
+    ba: Tensor,
+    conv_weight: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    norm_weight: Tensor,
+    h: Tensor,
+    tail: Tensor,
+    past_x: Tensor,
+    past_k: Tensor,
+    past_u: Tensor,
+    past_decay: Tensor,
+    pending: Tensor,
+    eps: float,
+) -> Tensor:
+    """qkvz [rows, channels + v_heads d_v], ba [rows, 2 v_heads] = [b | a] -> [rows, v_heads d_v].
+
+    conv_weight [channels, width], a_log and dt_bias [v_heads], norm_weight [d_v]. Overwritten:
+    h fp32 [v_heads, d_k, d_v], tail [width - 1, channels], and the records of up to `capacity`
+    rows: past_x [capacity, channels], past_k fp32 [capacity, k_heads, d_k], past_u fp32
+    [capacity, v_heads, d_v], past_decay fp32 [capacity, v_heads]. `pending` is an int64 scalar.
+    """
+    v_heads, d_k, d_v = h.shape
+    k_heads = past_k.shape[1]
+    absorb(h, tail, past_x, past_k, past_u, past_decay, int(pending))
+    x, z = qkvz.split([conv_weight.shape[0], v_heads * d_v], -1)
+    window = torch.cat([tail, x])
+    width = conv_weight.shape[1]
+    s = h
+    out = []
+    for i in range(x.shape[0]):
+        c = F.conv1d(window[i : i + width].t()[None], conv_weight[:, None], groups=x.shape[1])
+        q, k, v = F.silu(c)[0, :, 0].split([k_heads * d_k, k_heads * d_k, v_heads * d_v])
+        q, k = (unit(t.view(k_heads, d_k).float()) for t in (q, k))
+        past_k[i] = k
+        q, k = (t.repeat_interleave(v_heads // k_heads, 0) for t in (q / d_k**0.5, k))
+        b, a = ba[i].split(v_heads)
+        beta = b.sigmoid().float()
+        g = -a_log.float().exp() * F.softplus(a.float() + dt_bias)
+        decay = g.exp()
+        s = s * decay[:, None, None]
+        u = (v.view(v_heads, d_v).float() - (s * k[:, :, None]).sum(1)) * beta[:, None]
+        s = s + k[:, :, None] * u[:, None, :]
+        o = (s * q[:, :, None]).sum(1)
+        past_x[i], past_u[i], past_decay[i] = x[i], u, decay
+        out.append(gated_norm(o.to(x.dtype), z[i].view(v_heads, d_v), norm_weight, eps))
+    return torch.stack(out).flatten(1)
+
+
+def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """o, z [..., d_v] -> rms-normed o, rounded, times weight, times silu(z) in fp32, rounded."""
+    of = o.float()
+    y = of * torch.rsqrt(of.pow(2).mean(-1, keepdim=True) + eps)
+    return ((weight * y.to(o.dtype)) * F.silu(z.float())).to(o.dtype)

@@ -1,0 +1,70 @@
+"""Queries and keys made ready, keys and values stored: norm, partial rotary embedding, cache write.
+
+For row i at position p = pos + i: q, k = rms_norm per head (gain 1 + weight); the first `rotary`
+dims turn by the angle table's row p, half-split (dim j with j + rotary / 2); k and v go to cache
+row p. Rows of one call never depend on each other, so one statement serves any row count.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.define import variant
+from kernels.rms_norm import rms_norm
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [..., heads, d], cos and sin [..., rotary / 2] -> x with its first `rotary` dims turned.
+
+    Each product is rounded to x's dtype before the sum.
+    """
+    half = cos.shape[-1]
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
+def fake(
+    qkv: Tensor,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pos: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    kv_heads, _, d = k_cache.shape
+    heads = (qkv.shape[1] // d - 2 * kv_heads) // 2
+    return qkv.new_empty(qkv.shape[0], heads, d), qkv.new_empty(qkv.shape[0], heads * d)
+
+
+@variant("qk_rope_store", "reference", fake, ("k_cache", "v_cache"))
+def qk_rope_store(
+    qkv: Tensor,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pos: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """qkv [rows, heads (2 d) + 2 kv_heads d] = per head [query | gate], then k, then v.
+
+    q_norm and k_norm [d]; cos and sin [positions, rotary / 2]; pos int64 scalar. Overwritten:
+    k_cache and v_cache [kv_heads, capacity, d], rows pos .. pos + rows - 1. Returns the queries
+    [rows, heads, d] and the gate [rows, heads d].
+    """
+    kv_heads, _, d = k_cache.shape
+    rows = qkv.shape[0]
+    qg, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads * d, kv_heads * d, kv_heads * d], -1)
+    q, gate = qg.view(rows, -1, 2 * d).chunk(2, -1)
+    index = pos + torch.arange(rows, device=pos.device)
+    cos, sin = cos.index_select(0, index), sin.index_select(0, index)
+    q = rotate(rms_norm(q, q_norm, eps), cos, sin)
+    k = rotate(rms_norm(k.view(rows, kv_heads, d), k_norm, eps), cos, sin)
+    k_cache.index_copy_(1, index, k.transpose(0, 1))
+    v_cache.index_copy_(1, index, v.view(rows, kv_heads, d).transpose(0, 1))
+    return q, gate.reshape(rows, -1)

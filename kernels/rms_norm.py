@@ -1,0 +1,45 @@
+"""RMSNorm with a zero-centred gain: y = x / sqrt(mean(x^2) + eps) * (1 + weight); fp32 inside.
+
+`plain` reads the gain as it is (y = ... * weight, rounded before the product), as Qwen3's own norms do.
+Both reduce along the last axis only, which torch does row by row: any row count gives the same bits.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.define import variant
+
+
+def _unit(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x) in fp32 (fp64 for fp64 input)."""
+    xf = x.to(torch.promote_types(x.dtype, torch.float32))
+    return xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def fake(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@variant("rms_norm", "reference", fake)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., d], weight [d] -> [..., d] in x's dtype; the gain is 1 + weight."""
+    y = _unit(x, eps)
+    return (y * (1.0 + weight.to(y.dtype))).to(x.dtype)
+
+
+@variant("rms_norm_plain", "reference", fake)
+def rms_norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., d], weight [d] -> [..., d] in x's dtype; the gain is weight."""
+    return weight * _unit(x, eps).to(x.dtype)
+
+
+def fake_add(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+@variant("add_rms_norm", "reference", fake_add)
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The residual sum s = x + delta, rounded once, and its norm with gain 1 + weight."""
+    s = x + delta
+    y = _unit(s, eps)
+    return s, (y * (1.0 + weight.to(y.dtype))).to(s.dtype)

@@ -1,0 +1,6 @@
+"""SwiGLU's middle: y = silu(gate) * up for gate_up [rows, 2 d] = [gate | up], silu rounded first."""
+
+from kernels.silu_mul.reference import silu_mul as reference
+from kernels.silu_mul.tile import silu_mul as tile
+
+__all__ = ["reference", "tile"]

@@ -1,0 +1,96 @@
+"""The multi-token-prediction head: one more decoder layer that guesses the token after next.
+
+For a pair (token y at position p, hidden g of position p - 1):
+    z = layer(fc [norm_e(embed(y)) ; norm_h(g)] at position p);  o = norm(z);  logits = lm_head o
+g is the target's hidden after its final norm, or, in a chain, the head's own o.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from kernels.registry import Ops
+from kernels.rms_norm import rms_norm
+from tr.model import layer
+from tr.model.config import FULL, ModelConfig
+from tr.nn.formats.dense import Dense, dense
+from tr.nn.rope import Rope
+from tr.tree import static, tree, typed
+
+
+@tree
+class Params:
+    norm_embedding: Float[Tensor, " d_model"]
+    norm_hidden: Float[Tensor, " d_model"]
+    fc: Dense  # [d_model, 2 d_model], the embedding's half first
+    layer: layer.Params
+    norm: Float[Tensor, " d_model"]
+    eps: float = static()
+
+
+def init(config: ModelConfig, generator: torch.Generator, dtype: torch.dtype) -> Params:
+    zeros = torch.zeros(config.d_model, dtype=dtype, device=generator.device)
+    return Params(
+        norm_embedding=zeros,
+        norm_hidden=zeros.clone(),
+        fc=dense([config.d_model], 2 * config.d_model, generator, dtype),
+        layer=layer.init(config, FULL, generator, dtype),
+        norm=zeros.clone(),
+        eps=config.eps,
+    )
+
+
+@typed
+def sequence(
+    params: Params,
+    past: layer.Past,
+    embed: Float[Tensor, "vocab d_model"],
+    tokens: Int64[Tensor, "batch tokens"],
+    hidden: Float[Tensor, "batch tokens d_model"],
+    rope: Rope,
+) -> tuple[Float[Tensor, "batch tokens d_model"], layer.Past]:
+    """Pairs (tokens[i], hidden[i]) after `past`; pure. Returns the head's own normed output."""
+    x = _join(params, F.embedding(tokens, embed), hidden)
+    x, past = layer.sequence(params.layer, past, x, rope)
+    return rms_norm(x, params.norm, params.eps), past
+
+
+@typed
+def prefill(
+    params: Params,
+    state: layer.State,
+    embed: Float[Tensor, "vocab d_model"],
+    tokens: Int64[Tensor, " tokens"],
+    hidden: Float[Tensor, "tokens d_model"],
+    pos: int,
+    rope: Rope,
+) -> tuple[Float[Tensor, "tokens d_model"], layer.State]:
+    """Pairs of a prompt at cache rows pos, pos + 1, ...; `state` is donated."""
+    x = _join(params, F.embedding(tokens, embed), hidden)
+    x, state = layer.prefill(params.layer, state, x, pos, 0, rope)
+    return rms_norm(x, params.norm, params.eps), state
+
+
+@typed
+def step(
+    params: Params,
+    state: layer.State,
+    embed: Float[Tensor, "vocab d_model"],
+    tokens: Int64[Tensor, " rows"],
+    hidden: Float[Tensor, "rows d_model"],
+    pos: Int64[Tensor, ""],
+    rope: Rope,
+    ops: Ops,
+) -> tuple[Float[Tensor, "rows d_model"], layer.State]:
+    """A few pairs at cache rows pos, pos + 1, ...; `state` is donated."""
+    e = ops.rms_norm(F.embedding(tokens, embed), params.norm_embedding, params.eps)
+    x = params.fc.step(torch.cat([e, ops.rms_norm(hidden, params.norm_hidden, params.eps)], -1), ops)
+    x, delta, state = layer.step(params.layer, state, x, None, pos, pos, rope, ops)
+    _, out = ops.add_rms_norm(x, delta, params.norm, params.eps)
+    return out, state
+
+
+def _join(params: Params, embedding: Tensor, hidden: Tensor) -> Tensor:
+    e = rms_norm(embedding, params.norm_embedding, params.eps)
+    return params.fc.sequence(torch.cat([e, rms_norm(hidden, params.norm_hidden, params.eps)], -1))

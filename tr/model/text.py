@@ -1,0 +1,185 @@
+"""The text path: embedding, hybrid layers, final norm, head; as one sequence or a few rows.
+
+`taps` are the residual streams after chosen layers: what a block draft reads of the target.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from kernels.registry import Ops
+from kernels.rms_norm import rms_norm
+from tr.model import layer
+from tr.model.config import ModelConfig
+from tr.nn.formats.dense import Dense, dense
+from tr.nn.gated_delta_net import Form
+from tr.nn.rope import Rope, rope
+from tr.tree import static, tree, typed
+
+
+@tree
+class Params:
+    embed: Float[Tensor, "vocab d_model"]
+    layers: tuple[layer.Params, ...]
+    norm: Float[Tensor, " d_model"]
+    lm_head: Dense | None  # None: tied to the embedding
+    rope: Rope
+    eps: float = static()
+
+    @property
+    def head(self) -> Dense:
+        """The output matrix [vocab, d_model]."""
+        if self.lm_head is not None:
+            return self.lm_head
+        return Dense(weight=self.embed, splits=(self.embed.shape[0],))
+
+
+@tree
+class State:
+    """Everything a decoding step reads and writes besides the weights. Donated to each call."""
+
+    layers: tuple[layer.State, ...]
+    pos: Int64[Tensor, ""]  # tokens behind us, pending ones included: the next row's position
+    pending: Int64[Tensor, ""]  # accepted rows of the last step that no checkpoint holds yet
+
+
+@tree
+class Rows:
+    """What a step gives per row."""
+
+    logits: Float[Tensor, "rows vocab"]
+    hidden: Float[Tensor, "rows d_model"]  # after the final norm: what the head and MTP read
+    taps: Float[Tensor, "rows taps"]  # residuals after the tapped layers, side by side
+
+
+def init(config: ModelConfig, generator: torch.Generator, dtype: torch.dtype) -> Params:
+    """Random weights (fan-in scaled) on the generator's device."""
+    shape = (config.vocab, config.d_model)
+    embed = torch.randn(shape, generator=generator, device=generator.device)
+    scale = config.d_model**-0.5 if config.tie_embeddings else 1.0
+    return Params(
+        embed=(embed * scale).to(dtype),
+        layers=tuple(layer.init(config, kind, generator, dtype) for kind in config.layer_types),
+        norm=torch.zeros(config.d_model, dtype=dtype, device=generator.device),
+        lm_head=None
+        if config.tie_embeddings
+        else dense([config.vocab], config.d_model, generator, dtype),
+        rope=tables(config, dtype, str(generator.device)),
+        eps=config.eps,
+    )
+
+
+def tables(config: ModelConfig, dtype: torch.dtype, device: str) -> Rope:
+    return rope(config.max_positions, config.rotary_dim, config.rope_theta, dtype, device)
+
+
+def init_state(params: Params, capacity: int, rows: int) -> State:
+    """Empty state for `capacity` tokens and steps of up to `rows` rows."""
+    limit = params.rope.cos.shape[0]
+    if capacity < 1:
+        raise ValueError(f"state: capacity must be at least 1 token, got {capacity}")
+    if capacity - rows > limit:
+        raise ValueError(
+            f"state: capacity {capacity} exceeds the model's {limit} positions; lower max_context"
+        )
+    device = params.embed.device
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    return State(
+        layers=tuple(layer.init_state(p, capacity, rows) for p in params.layers),
+        pos=zero,
+        pending=zero.clone(),
+    )
+
+
+def init_past(params: Params, batch: int) -> tuple[layer.Past, ...]:
+    return tuple(layer.init_past(p, batch) for p in params.layers)
+
+
+@typed
+def sequence(
+    params: Params,
+    past: tuple[layer.Past, ...],
+    tokens: Int64[Tensor, "batch tokens"],
+    taps: Sequence[int] = (),
+    form: Form = "chunk",
+) -> tuple[
+    Float[Tensor, "batch tokens d_model"], Float[Tensor, "batch tokens taps"], tuple[layer.Past, ...]
+]:
+    """Many tokens after `past`; pure. Returns the final-norm hidden, the taps and the new past."""
+    x = F.embedding(tokens, params.embed)
+    seen, new = [], []
+    for i, (p, before) in enumerate(zip(params.layers, past, strict=True)):
+        x, after = layer.sequence(p, before, x, params.rope, form)
+        new.append(after)
+        if i in taps:
+            seen.append(x)
+    tapped = torch.cat(seen, -1) if seen else x[..., :0]
+    return rms_norm(x, params.norm, params.eps), tapped, tuple(new)
+
+
+@typed
+def prefill(
+    params: Params, state: State, tokens: Int64[Tensor, " tokens"], taps: Sequence[int] = ()
+) -> tuple[Float[Tensor, "tokens d_model"], Float[Tensor, "tokens taps"], State]:
+    """One chunk of the prompt; `state` is donated. All but the last chunk must end on a multiple of
+    64 tokens if the result is to equal one long chunk to the bit.
+    """
+    pos, pending = int(state.pos), int(state.pending)
+    x = F.embedding(tokens, params.embed)
+    seen, new = [], []
+    for i, (p, before) in enumerate(zip(params.layers, state.layers, strict=True)):
+        x, after = layer.prefill(p, before, x, pos, pending, params.rope)
+        new.append(after)
+        if i in taps:
+            seen.append(x)
+    tapped = torch.cat(seen, -1) if seen else x[..., :0]
+    state.pos.add_(tokens.shape[0])
+    state.pending.zero_()
+    after = State(layers=tuple(new), pos=state.pos, pending=state.pending)
+    return rms_norm(x, params.norm, params.eps), tapped, after
+
+
+@typed
+def step(
+    params: Params,
+    state: State,
+    tokens: Int64[Tensor, " rows"],
+    ops: Ops,
+    taps: Sequence[int] = (),
+) -> tuple[Rows, State]:
+    """Run rows at positions pos, pos + 1, ...; `state` is donated.
+
+    Nothing is committed: the caches hold the rows, the recurrent layers their records. `commit`
+    says how many of them stay; the next step overwrites the others before anything reads them.
+    """
+    x, delta = F.embedding(tokens, params.embed), None
+    seen, new = [], []
+    for i, (p, before) in enumerate(zip(params.layers, state.layers, strict=True)):
+        x, delta, after = layer.step(
+            p, before, x, delta, state.pos, state.pending, params.rope, ops
+        )
+        new.append(after)
+        if i in taps:
+            seen.append(x + delta)
+    assert delta is not None
+    _, hidden = ops.add_rms_norm(x, delta, params.norm, params.eps)
+    rows = Rows(
+        logits=params.head.step(hidden, ops),
+        hidden=hidden,
+        taps=torch.cat(seen, -1) if seen else x[:, :0],
+    )
+    return rows, State(layers=tuple(new), pos=state.pos, pending=state.pending)
+
+
+@typed
+def commit(state: State, rows: Int64[Tensor, ""]) -> State:
+    """Keep the first `rows` rows of the last step; `state` is donated.
+
+    Also the way back: committing fewer rows than were accepted rewinds to the cut.
+    """
+    state.pos.add_(rows)
+    state.pending.copy_(rows)
+    return state

@@ -1,0 +1,201 @@
+"""Gated DeltaNet, the linear-attention mixer: convolution, gates, delta rule, gated norm.
+
+Two ways to run the same layer. `sequence` is pure and batched: prefill, training, regeneration.
+`step` takes a few rows, reads one checkpoint of the recurrent state and keeps the rows' records,
+so that rejected rows cost nothing. `prefill` is `sequence` on a decoding state.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from kernels.gated_delta_chunk import chunked, recurrent, unit
+from kernels.gated_delta_step.reference import absorb, gated_norm
+from kernels.registry import Ops
+from tr.nn.formats.dense import Dense, dense
+from tr.tree import static, tree, typed
+
+Form = Literal["chunk", "recurrent", "train"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Head counts and widths; value head h reads query and key head h // (v_heads / k_heads)."""
+
+    k_heads: int
+    v_heads: int
+    d_k: int
+    d_v: int
+    conv_width: int
+    eps: float
+
+    @property
+    def channels(self) -> int:
+        """Width of q, k and v together: what passes the convolution."""
+        return 2 * self.k_heads * self.d_k + self.v_heads * self.d_v
+
+
+@tree
+class Params:
+    in_qkvz: Dense  # [channels + v_heads d_v, d_model]: q, k, v stacked as one matrix, then z
+    in_ba: Dense  # [2 v_heads, d_model] = [b | a]
+    conv: Float[Tensor, "channels width"]
+    a_log: Float[Tensor, " v_heads"]
+    dt_bias: Float[Tensor, " v_heads"]
+    norm: Float[Tensor, " d_v"]  # plain gain
+    out: Dense
+    spec: Spec = static()
+
+
+@tree
+class Past:
+    """What a sequence leaves behind: recurrent state and the convolution's last inputs."""
+
+    h: Float[Tensor, "batch v_heads d_k d_v"]  # fp32
+    tail: Float[Tensor, "batch past channels"]
+
+
+@tree
+class State:
+    """Decoding state of one layer. Records past the model's `pending` count are garbage."""
+
+    h: Float[Tensor, "v_heads d_k d_v"]  # fp32 checkpoint: tokens before the pending rows
+    tail: Float[Tensor, "past channels"]
+    past_x: Float[Tensor, "capacity channels"]
+    past_k: Float[Tensor, "capacity k_heads d_k"]
+    past_u: Float[Tensor, "capacity v_heads d_v"]
+    past_decay: Float[Tensor, "capacity v_heads"]
+
+
+def init(spec: Spec, d_model: int, generator: torch.Generator, dtype: torch.dtype) -> Params:
+    """Random parameters in the published distribution: A in [0.01, 16], dt in [0.001, 0.1]."""
+    device = generator.device
+    inner = spec.v_heads * spec.d_v
+
+    def uniform(low: float, high: float) -> Tensor:
+        return torch.rand(spec.v_heads, generator=generator, device=device) * (high - low) + low
+
+    dt = uniform(-6.9, -2.3).exp()
+    conv = torch.randn(spec.channels, spec.conv_width, generator=generator, device=device)
+    return Params(
+        in_qkvz=dense([spec.channels, inner], d_model, generator, dtype),
+        in_ba=dense([spec.v_heads, spec.v_heads], d_model, generator, dtype),
+        conv=(conv * spec.conv_width**-0.5).to(dtype),
+        a_log=uniform(0.01, 16).log().to(dtype),
+        dt_bias=(dt + torch.log(-torch.expm1(-dt))).to(dtype),
+        norm=torch.ones(spec.d_v, dtype=dtype, device=device),
+        out=dense([d_model], inner, generator, dtype),
+        spec=spec,
+    )
+
+
+def init_past(params: Params, batch: int) -> Past:
+    s, w = params.spec, params.conv
+    return Past(
+        h=torch.zeros(batch, s.v_heads, s.d_k, s.d_v, device=w.device),
+        tail=w.new_zeros(batch, s.conv_width - 1, s.channels),
+    )
+
+
+def init_state(params: Params, rows: int) -> State:
+    """Zero state with room for the records of `rows` rows."""
+    s, w = params.spec, params.conv
+    fp32 = torch.zeros(0, device=w.device)
+    return State(
+        h=fp32.new_zeros(s.v_heads, s.d_k, s.d_v),
+        tail=w.new_zeros(s.conv_width - 1, s.channels),
+        past_x=w.new_zeros(rows, s.channels),
+        past_k=fp32.new_zeros(rows, s.k_heads, s.d_k),
+        past_u=fp32.new_zeros(rows, s.v_heads, s.d_v),
+        past_decay=fp32.new_zeros(rows, s.v_heads),
+    )
+
+
+@typed
+def sequence(
+    params: Params, past: Past, x: Float[Tensor, "batch tokens d_model"], form: Form = "chunk"
+) -> tuple[Float[Tensor, "batch tokens d_model"], Past]:
+    """Many tokens at once; pure. `train` is the chunked form with a differentiable inverse."""
+    s, dtype = params.spec, x.dtype
+    proj, z = params.in_qkvz.sequence(x).split([s.channels, s.v_heads * s.d_v], -1)
+    b, a = params.in_ba.sequence(x).split(s.v_heads, -1)
+    window = torch.cat([past.tail, proj], 1)  # [batch, past + tokens, channels]
+    c = F.silu(_conv(window, params.conv, form))
+    q, k, v = c.split([s.k_heads * s.d_k, s.k_heads * s.d_k, s.v_heads * s.d_v], -1)
+    q, k = (t.unflatten(-1, (s.k_heads, s.d_k)) for t in (q, k))
+    q, k = (t.repeat_interleave(s.v_heads // s.k_heads, 2) for t in (q, k))
+    q, k, v = (_heads_first(t) for t in (q, k, v.unflatten(-1, (s.v_heads, s.d_v))))
+    beta = _heads_first(b.sigmoid())
+    g = _heads_first(-params.a_log.float().exp() * F.softplus(a.float() + params.dt_bias))
+    q, k = unit(q), unit(k)
+    if form == "recurrent":
+        o, h = recurrent(q, k, v, g, beta, past.h)
+    else:
+        o, h = chunked(q, k, v, g, beta, past.h, invert=form == "train")
+    o = o.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
+    y = gated_norm(o, z.unflatten(-1, (s.v_heads, s.d_v)), params.norm, s.eps)
+    kept = window[:, window.shape[1] - past.tail.shape[1] :]
+    return params.out.sequence(y.flatten(2)), Past(h=h, tail=kept)
+
+
+@typed
+def prefill(
+    params: Params, state: State, x: Float[Tensor, "tokens d_model"], pending: int
+) -> tuple[Float[Tensor, "tokens d_model"], State]:
+    """Prompt tokens onto a decoding state whose first `pending` records are accepted rows.
+
+    `state` is donated; afterwards nothing is pending.
+    """
+    absorb(*_records(state), pending)
+    y, past = sequence(params, Past(h=state.h[None], tail=state.tail[None]), x[None])
+    state.h.copy_(past.h[0])
+    state.tail.copy_(past.tail[0])
+    return y[0], state
+
+
+@typed
+def step(
+    params: Params,
+    state: State,
+    x: Float[Tensor, "rows d_model"],
+    pending: Int64[Tensor, ""],
+    ops: Ops,
+) -> tuple[Float[Tensor, "rows d_model"], State]:
+    """A few rows; `state` is donated: the first `pending` records fold in, x's rows replace them."""
+    y = ops.gated_delta_step(
+        params.in_qkvz.step(x, ops),
+        params.in_ba.step(x, ops),
+        params.conv,
+        params.a_log,
+        params.dt_bias,
+        params.norm,
+        *_records(state),
+        pending,
+        params.spec.eps,
+    )
+    return params.out.step(y, ops), state
+
+
+def _records(s: State) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return s.h, s.tail, s.past_x, s.past_k, s.past_u, s.past_decay
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """[batch, tokens, heads, ...] -> fp32 [batch, heads, tokens, ...], contiguous."""
+    return x.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def _conv(window: Tensor, weight: Tensor, form: Form) -> Tensor:
+    """Depthwise causal convolution of window [batch, past + tokens, channels], one rounding."""
+    if form != "train":
+        y = F.conv1d(window.transpose(1, 2), weight[:, None], groups=weight.shape[0])
+        return y.transpose(1, 2)
+    wide, width = window.float(), weight.shape[1]
+    tokens = window.shape[1] - width + 1
+    taps = [wide[:, j : j + tokens] * weight[:, j].float() for j in range(width)]
+    return sum(taps[1:], taps[0]).to(window.dtype)
+
