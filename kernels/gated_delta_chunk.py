@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tr.jit import fused
+
 
 def unit(x: Tensor) -> Tensor:
     """x / sqrt(sum(x^2) + 1e-6) along the last axis."""
@@ -67,21 +69,42 @@ def chunked(
     beta: Tensor,
     h: Tensor,
     chunk: int = 64,
-    invert: bool = False,
+    train: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """As `recurrent`, `chunk` tokens at a time; a split at a multiple of `chunk` changes no bit.
 
-    `invert` forms the triangular inverse by matmuls, fast and differentiable on a GPU; otherwise
+    `train` forms the triangular inverse by matmuls, fast and differentiable on a GPU; otherwise
     the systems are solved as transformers does it.
     """
-    tokens, d_v = q.shape[2], v.shape[3]
+    tokens = q.shape[2]
     q = q * q.shape[-1] ** -0.5
     pad = -tokens % chunk
-    q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
-    g, beta = (F.pad(x, (0, pad)) for x in (g, beta))
+    if pad:
+        q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
+        g, beta = (F.pad(x, (0, pad)) for x in (g, beta))
+    q, k, v, g, beta = (x.unflatten(2, (-1, chunk)) for x in (q, k, v, g, beta))
+    parts = (_inside_fused if train else _inside)(q, k, v, g, beta, train)
+    out = []
+    for u_own, k_entry, q_entry, inner, k_exit, decay in zip(
+        *(x.unbind(2) for x in parts), strict=True
+    ):
+        u = u_own - k_entry @ h
+        out.append(q_entry @ h + inner @ u)
+        h = h * decay + k_exit.transpose(-1, -2) @ u
+    return torch.stack(out, 2).flatten(2, 3)[:, :, :tokens], h
+
+
+def _inside(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, invert: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """All that a chunk needs before it meets the state; inputs [batch, heads, chunks, chunk, ...].
+
+    In order: own corrections u, what they owe the entry state, queries and keys decayed to the
+    chunk's start and end, scores inside the chunk, and the decay over all of it.
+    """
     v_beta, k_beta = v * beta[..., None], k * beta[..., None]
-    q, k, v_beta, k_beta = (x.unflatten(2, (-1, chunk)) for x in (q, k, v_beta, k_beta))
-    total = g.unflatten(2, (-1, chunk)).cumsum(-1)
+    total = g.cumsum(-1)
+    chunk = q.shape[-2]
     future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
     pair = (total[..., :, None] - total[..., None, :]).masked_fill(future, -torch.inf).exp()
     system = (k_beta @ k.transpose(-1, -2)) * pair
@@ -97,12 +120,7 @@ def chunked(
         )
     q_entry = q * total.exp()[..., None]
     k_exit = k * (total[..., -1:] - total).exp()[..., None]
-    decay = total[..., -1].exp()[..., None, None]
-    out = []
-    for i in range(q.shape[2]):
-        u = u_own[:, :, i] - k_entry[:, :, i] @ h
-        out.append(q_entry[:, :, i] @ h + inner[:, :, i] @ u)
-        h = h * decay[:, :, i] + k_exit[:, :, i].transpose(-1, -2) @ u
-    o = torch.stack(out, 2).flatten(2, 3)[:, :, :tokens]
-    assert o.shape[-1] == d_v
-    return o, h
+    return u_own, k_entry, q_entry, inner, k_exit, total[..., -1].exp()[..., None, None]
+
+
+_inside_fused = fused(_inside)

@@ -67,4 +67,4 @@ def qk_rope_store(
     k = rotate(rms_norm(k.view(rows, kv_heads, d), k_norm, eps), cos, sin)
     k_cache.index_copy_(1, index, k.transpose(0, 1))
     v_cache.index_copy_(1, index, v.view(rows, kv_heads, d).transpose(0, 1))
-    return q, gate.reshape(rows, -1)
+    return q, gate.clone(memory_format=torch.contiguous_format).view(rows, -1)

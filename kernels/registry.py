@@ -12,6 +12,7 @@ from kernels import (  # noqa: F401  (importing an operator registers its varian
     matmul,
     qk_rope_store,
     rms_norm,
+    sample,
     silu_mul,
 )
 from kernels.define import VARIANTS
@@ -32,6 +33,7 @@ class Ops:
     gated_delta_step: TensorOp
     qk_rope_store: PairOp
     attention_decode: TensorOp
+    sample: TensorOp
 
 
 def select(choice: str = "auto", overrides: Mapping[str, str] | None = None) -> Ops:

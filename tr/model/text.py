@@ -109,6 +109,8 @@ def sequence(
     Float[Tensor, "batch tokens d_model"], Float[Tensor, "batch tokens taps"], tuple[layer.Past, ...]
 ]:
     """Many tokens after `past`; pure. Returns the final-norm hidden, the taps and the new past."""
+    if tokens.shape[1] > (limit := params.rope.cos.shape[0]):
+        raise ValueError(f"sequence: {tokens.shape[1]} tokens exceed the model's {limit} positions")
     x = F.embedding(tokens, params.embed)
     seen, new = [], []
     for i, (p, before) in enumerate(zip(params.layers, past, strict=True)):

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.gated_delta_chunk import chunked, recurrent, unit
 from kernels.gated_delta_step.reference import absorb, gated_norm
 from kernels.registry import Ops
+from tr.jit import fused
 from tr.nn.formats.dense import Dense, dense
 from tr.tree import static, tree, typed
 
@@ -120,24 +121,24 @@ def sequence(
     params: Params, past: Past, x: Float[Tensor, "batch tokens d_model"], form: Form = "chunk"
 ) -> tuple[Float[Tensor, "batch tokens d_model"], Past]:
     """Many tokens at once; pure. `train` is the chunked form with a differentiable inverse."""
-    s, dtype = params.spec, x.dtype
+    s = params.spec
     proj, z = params.in_qkvz.sequence(x).split([s.channels, s.v_heads * s.d_v], -1)
     b, a = params.in_ba.sequence(x).split(s.v_heads, -1)
     window = torch.cat([past.tail, proj], 1)  # [batch, past + tokens, channels]
-    c = F.silu(_conv(window, params.conv, form))
-    q, k, v = c.split([s.k_heads * s.d_k, s.k_heads * s.d_k, s.v_heads * s.d_v], -1)
-    q, k = (t.unflatten(-1, (s.k_heads, s.d_k)) for t in (q, k))
-    q, k = (t.repeat_interleave(s.v_heads // s.k_heads, 2) for t in (q, k))
-    q, k, v = (_heads_first(t) for t in (q, k, v.unflatten(-1, (s.v_heads, s.d_v))))
-    beta = _heads_first(b.sigmoid())
-    g = _heads_first(-params.a_log.float().exp() * F.softplus(a.float() + params.dt_bias))
-    q, k = unit(q), unit(k)
+    if form == "train":
+        c = _silu_conv_fused(window, params.conv)
+    else:
+        conv = F.conv1d(window.transpose(1, 2), params.conv[:, None], groups=s.channels)
+        c = F.silu(conv.transpose(1, 2))
+    ready = _ready_fused if form == "train" else _ready
+    q, k, v, g, beta = ready(c, a, b, params.a_log, params.dt_bias, s)
     if form == "recurrent":
         o, h = recurrent(q, k, v, g, beta, past.h)
     else:
-        o, h = chunked(q, k, v, g, beta, past.h, invert=form == "train")
-    o = o.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
-    y = gated_norm(o, z.unflatten(-1, (s.v_heads, s.d_v)), params.norm, s.eps)
+        o, h = chunked(q, k, v, g, beta, past.h, train=form == "train")
+    o = o.transpose(1, 2).to(x.dtype, memory_format=torch.contiguous_format)
+    norm = _norm_fused if form == "train" else gated_norm
+    y = norm(o, z.unflatten(-1, (s.v_heads, s.d_v)), params.norm, s.eps)
     kept = window[:, window.shape[1] - past.tail.shape[1] :]
     return params.out.sequence(y.flatten(2)), Past(h=h, tail=kept)
 
@@ -189,13 +190,24 @@ def _heads_first(x: Tensor) -> Tensor:
     return x.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
-def _conv(window: Tensor, weight: Tensor, form: Form) -> Tensor:
-    """Depthwise causal convolution of window [batch, past + tokens, channels], one rounding."""
-    if form != "train":
-        y = F.conv1d(window.transpose(1, 2), weight[:, None], groups=weight.shape[0])
-        return y.transpose(1, 2)
+def _ready(
+    c: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, s: Spec
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What the delta rule takes, fp32 and heads first: unit q and k per value head, v, g, beta."""
+    q, k, v = c.split([s.k_heads * s.d_k, s.k_heads * s.d_k, s.v_heads * s.d_v], -1)
+    q, k = (t.unflatten(-1, (s.k_heads, s.d_k)) for t in (q, k))
+    q, k = (t.repeat_interleave(s.v_heads // s.k_heads, 2) for t in (q, k))
+    q, k, v = (_heads_first(t) for t in (q, k, v.unflatten(-1, (s.v_heads, s.d_v))))
+    g = _heads_first(-a_log.float().exp() * F.softplus(a.float() + dt_bias))
+    return unit(q), unit(k), v, g, _heads_first(b.sigmoid())
+
+
+def _silu_conv(window: Tensor, weight: Tensor) -> Tensor:
+    """silu of the depthwise causal convolution, tap by tap: what a GPU differentiates fast."""
     wide, width = window.float(), weight.shape[1]
     tokens = window.shape[1] - width + 1
     taps = [wide[:, j : j + tokens] * weight[:, j].float() for j in range(width)]
-    return sum(taps[1:], taps[0]).to(window.dtype)
+    return F.silu(sum(taps[1:], taps[0]).to(window.dtype))
 
+
+_ready_fused, _silu_conv_fused, _norm_fused = fused(_ready), fused(_silu_conv), fused(gated_norm)

@@ -1,0 +1,189 @@
+"""Train the embedded model's drafts, DFlash 2 and the MTP head, on text the target itself wrote.
+
+Prompts are windows of the token stream that end where a response begins, or anywhere in a document;
+the target continues them greedily and at several temperatures; both drafts then learn its
+distribution at random anchors inside its own continuations.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.draft_losses import dflash2_loss, mtp_loss, pick_anchors
+from experiments.packing import build_tokens
+from experiments.regenerate import regenerate
+from experiments.training import Master, Optimizer, captured, detached
+from tr.checkpoint.load import load_target
+from tr.checkpoint.names import dflash2_table
+from tr.checkpoint.save import save_from, save_target
+from tr.checkpoint.tokenizer import load_tokenizer
+from tr.config import Config
+from tr.drafts import dflash2_net as net
+from tr.model import mtp, text
+from tr.report.progress import track
+from tr.report.record import Outcome
+
+MIXTURE = {
+    "prose": 0.25, "code": 0.2, "chinese": 0.02,
+    "math": 0.09, "copy": 0.3, "needle": 0.04, "chat": 0.03, "tool": 0.03, "essay": 0.02,
+    "code_task": 0.02,
+}  # fmt: skip
+
+
+@dataclass
+class Options:
+    target: str = "tr/assets/tiny"
+    tokenizer: str = "tr/assets/tiny"
+    corpus: str = "data/texts.jsonl.xz"
+    stream_tokens: int = 20_000_000
+    mixture: dict[str, float] = field(default_factory=lambda: dict(MIXTURE))
+    processes: int = 0  # that build the stream; 0: one per core
+    prompt_tokens: int = 512
+    response_tokens: int = 288
+    rounds: int = 16  # batches of continuations
+    round_sequences: int = 1024
+    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.6, 0.8, 1.0])
+    steps: int = 2500
+    batch: int = 64
+    anchors: int = 48
+    lr: float = 4e-3
+    warmup: int = 100
+    decay: float = 0.0
+    clip: float = 1.0
+    gamma: float = 4.0
+    mtp_depth: int = 3
+    layers: int = 2
+    d_ff: int = 384
+    block: int = 8
+    mask_token: str = "<|audio_start|>"
+    taps: list[int] = field(default_factory=lambda: [1, 4, 6])
+    window: int = 512
+    selector_rank: int = 32
+    selector_top: int = 16
+
+
+def draft_config(o: Options, target: text.Params, mask_token: int) -> net.Config:
+    """A DFlash 2 shape for `target`: its width and vocabulary, heads of 64."""
+    vocab, d_model = target.embed.shape
+    return net.Config(
+        d_model=d_model,
+        d_ff=o.d_ff,
+        layers=o.layers,
+        heads=d_model // 64,
+        kv_heads=max(1, d_model // 192),
+        d_head=64,
+        vocab=vocab,
+        block=o.block,
+        mask_token=mask_token,
+        taps=tuple(o.taps),
+        window=o.window,
+        conv_width=2,
+        conv_group=16,
+        selector_rank=o.selector_rank,
+        selector_top=o.selector_top,
+        eps=target.eps,
+        rope_theta=1e7,
+        max_positions=target.rope.cos.shape[0],
+    )
+
+
+def prompt_windows(ids: np.ndarray, response: np.ndarray, o: Options, seed: int) -> np.ndarray:
+    """[rounds * round_sequences, prompt_tokens]: 3 in 5 end where a response begins, 2 anywhere."""
+    rng = np.random.default_rng(seed)
+    count = o.rounds * o.round_sequences
+    starts = np.flatnonzero(response[1:] & ~response[:-1]) + 1
+    starts = starts[starts >= o.prompt_tokens]
+    ends = rng.integers(o.prompt_tokens, len(ids), count)
+    if len(starts):
+        chosen = rng.random(count) < 0.6
+        ends[chosen] = rng.choice(starts, int(chosen.sum()))
+    return ids[ends[:, None] - np.arange(o.prompt_tokens, 0, -1)].astype(np.int64)
+
+
+def run(config: Config) -> Outcome:
+    o = config.options(Options)
+    device = config.device.resolve()
+    torch.set_float32_matmul_precision("high")
+    tokenizer = load_tokenizer(o.tokenizer)
+    loaded = load_target(o.target, device, with_mtp=False)
+    target = loaded.params
+    started = time.perf_counter()
+    path = f"{o.tokenizer}/tokenizer.json"
+    ids, response = build_tokens(
+        o.corpus, path, config.seed + 1, o.stream_tokens, o.mixture, o.processes
+    )
+    prompts = torch.from_numpy(prompt_windows(ids, response, o, config.seed))
+    build_s, started = time.perf_counter() - started, time.perf_counter()
+    heat = torch.tensor(o.temperatures, device=device).repeat(o.round_sequences)
+    heat = heat[: o.round_sequences]
+    rounds = [
+        regenerate(target, part.to(device), o.response_tokens, heat, tokenizer.count, i).cpu()
+        for i, part in enumerate(track(prompts.split(o.round_sequences), "continuations"))
+    ]
+    texts = torch.cat(rounds).to(device)
+    regenerate_s, started = time.perf_counter() - started, time.perf_counter()
+
+    shape = draft_config(o, target, tokenizer.control[o.mask_token])
+    generator = torch.Generator(device).manual_seed(config.seed)
+    draft = Master(net.init(shape, generator, torch.bfloat16), frozen=("rope",))
+    head = Master(mtp.init(loaded.config, generator, torch.bfloat16))
+    optimizer = Optimizer([draft, head], o.lr, o.steps, o.warmup, o.decay)
+    batch, total = min(o.batch, len(texts)), texts.shape[1]
+    tokens = torch.zeros(batch, total, dtype=torch.int64, device=device)
+    anchors = torch.zeros(batch, o.anchors, dtype=torch.int64, device=device)
+    overlap = torch.zeros(o.block - 1, device=device)
+
+    def load() -> None:
+        rows = torch.randint(0, len(texts), (batch,), generator=generator, device=device)
+        tokens.copy_(texts[rows])
+        last = total - o.block
+        anchors.copy_(
+            pick_anchors(o.prompt_tokens - 1, last, batch, o.anchors, generator)
+        )
+
+    def loss() -> Tensor:
+        with torch.no_grad():
+            past = text.init_past(target, batch)
+            hidden, taps, _ = text.sequence(target, past, tokens, o.taps, "train")
+        block_loss, kept = dflash2_loss(
+            draft.view(), target.embed, target.head, tokens, taps, hidden, anchors, o.gamma
+        )
+        overlap.copy_(kept)
+        chain_loss = mtp_loss(head.view(), target, tokens, hidden, anchors, o.mtp_depth)
+        return block_loss + chain_loss
+
+    load()
+    step = captured(loss, [draft, head], o.clip)
+    losses: dict[str, float] = {}
+    overlaps = []
+    for i in track(range(o.steps), "draft steps"):
+        load()
+        value = step()
+        optimizer.step(i)
+        if i % 20 == 0 or i + 1 == o.steps:
+            losses[str(i)] = round(value.item(), 4)
+        if i >= o.steps - 50:
+            overlaps.append(overlap.clone())
+    out = Path(config.output)
+    shape_hf = shape.to_hf(loaded.config.layers)
+    full = replace(loaded.config, mtp_layers=1)
+    save_target(out / "target", full, target, detached(head.view()), tokenizer.eos)
+    table = dflash2_table(o.layers)
+    save_from(out / "target" / "draft", detached(draft.view()), table, shape_hf)
+    return Outcome(
+        figures={
+            "draft_parameters": sum(t.numel() for t in draft.leaves.values()),
+            "mtp_parameters": sum(t.numel() for t in head.leaves.values()),
+            "steps": o.steps,
+            "regenerated_tokens": len(texts) * o.response_tokens,
+            "build_s": build_s,
+            "regenerate_s": regenerate_s,
+            "train_s": time.perf_counter() - started,
+            "losses_nats": losses,
+            "overlap_by_row": [round(v, 4) for v in torch.stack(overlaps).mean(0).tolist()],
+        }
+    )

@@ -1,0 +1,81 @@
+"""A row's bits depend neither on how many rows are computed with it nor on its place among them."""
+
+import pytest
+import torch
+
+from kernels.define import VARIANTS
+from tests.kernels.cases import CASES, COVERED, ROWS, outputs
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("operator, variant", COVERED)
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_fewer_rows(operator, variant, dtype, rows):
+    case, call = CASES[operator], VARIANTS[operator][variant]
+    arguments = case.arguments(dtype)
+    whole = outputs(call(*case.cut(arguments, 0, ROWS)))
+    part = outputs(call(*case.cut(arguments, 0, rows)))
+    for a, b in zip(part, whole, strict=True):
+        assert a.isfinite().all() and torch.equal(a, b[:rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("operator, variant", [c for c in COVERED if c[0] != "gated_delta_step"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_any_place(operator, variant, dtype, rows):
+    """Rows taken out of the middle of a block (recurrent rows: tests/model/test_rows.py)."""
+    case, call = CASES[operator], VARIANTS[operator][variant]
+    arguments = case.arguments(dtype)
+    if operator == "attention_decode":
+        arguments[4] = torch.tensor(505)  # the block crosses a multiple of 512
+    whole = outputs(call(*case.cut(arguments, 0, ROWS)))
+    for start in range(ROWS - rows + 1):
+        part = outputs(call(*case.cut(arguments, start, start + rows)))
+        for a, b in zip(part, whole, strict=True):
+            assert torch.equal(a, b[start : start + rows])
+
+
+@pytest.mark.parametrize("operator, variant", COVERED)
+def test_written_buffers_do_not_depend_on_the_row_count(operator, variant):
+    """What one row leaves in caches and records equals what it leaves among sixteen."""
+    case, call = CASES[operator], VARIANTS[operator][variant]
+    arguments = case.arguments(torch.bfloat16)
+    alone, together = case.cut(arguments, 0, 1), case.cut(arguments, 0, ROWS)
+    call(*alone), call(*together)
+    if operator == "qk_rope_store":
+        row = int(arguments[5])
+        for i in (6, 7):
+            assert torch.equal(alone[i][:, : row + 1], together[i][:, : row + 1])
+            assert torch.equal(alone[i][:, row + ROWS :], arguments[i][:, row + ROWS :])
+    elif operator == "gated_delta_step":
+        assert torch.equal(alone[6], together[6]) and torch.equal(alone[7], together[7])
+        for i in range(8, 12):
+            assert torch.equal(alone[i][0], together[i][0])
+    else:
+        for i, argument in enumerate(arguments):
+            if i not in case.rows and isinstance(argument, torch.Tensor):
+                assert torch.equal(alone[i], argument) and torch.equal(together[i], argument)
+
+
+@pytest.mark.parametrize("operator", sorted(CASES))
+def test_variants_agree(operator):
+    """Another variant of an operator differs by rounding only."""
+    case, table = CASES[operator], VARIANTS[operator]
+    arguments = case.arguments(torch.float32)
+    want = outputs(table["reference"](*case.cut(arguments, 0, ROWS)))
+    for name, call in table.items():
+        for a, b in zip(outputs(call(*case.cut(arguments, 0, ROWS))), want, strict=True):
+            assert (a - b).abs().max() <= 2e-4 * b.abs().max(), name
+
+
+def test_tile_matmul_with_resident_float32_weights():
+    case, call = CASES["matmul"], VARIANTS["matmul"]["tile"]
+    x, weight, splits = case.arguments(torch.bfloat16)
+    whole = call(x, weight.float(), splits)
+    assert whole.dtype == torch.bfloat16
+    for i in range(ROWS):
+        assert torch.equal(call(x[i : i + 1], weight.float(), splits)[0], whole[i])
+    exact = x.double() @ weight.double().T
+    assert (whole - exact).abs().max() <= 2**-8 * exact.abs().max()

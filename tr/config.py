@@ -1,0 +1,458 @@
+"""Hydra groups and their schemas: one plain dataclass per group, checked when it becomes an object.
+
+Values arrive from configs/ and the command line; nothing below the experiments sees Hydra.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from difflib import SequenceMatcher
+from os.path import expanduser
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+if TYPE_CHECKING:  # torch takes seconds to import, and a typing error should not wait for it
+    import torch
+
+    from tr.model.config import ModelConfig
+
+T = TypeVar("T")
+PLANNED = {  # names that a later stage builds: refused as such, not as typing errors
+    "quant": ("int4_g128",),
+    "kv": ("fp8", "int8", "int4", "kvarn"),
+    "kernel": ("triton", "gluon"),
+    "draft": ("dflash2_lookup", "chain", "auto"),
+    "jit": ("max_autotune", "cuda_graph", "max_autotune_graph", "tensorrt"),
+}
+VERIFY_ROWS = 16  # the most rows one verify step takes: an anchor and 15 draft tokens
+
+
+def unknown(where: str, name: str, valid: Iterable[str]) -> str:
+    """The message for a name that is not in `valid`: the nearest one, then all of them."""
+    names = sorted(valid)
+    if not names:
+        return f"{where} {name!r}: there is none to choose from"
+    best = max(names, key=lambda v: SequenceMatcher(None, name.lower(), v.lower()).ratio())
+    return f"{where} {name!r}; did you mean {best!r}? (valid: {', '.join(names)})"
+
+
+def check_choice(key: str, value: str, built: Iterable[str], planned: Iterable[str] = ()) -> None:
+    if value in planned:
+        raise ValueError(f"{key}={value} is not built yet; built: {', '.join(built)}")
+    if value in ("True", "False"):
+        raise ValueError(f"{key} is {value}: YAML reads a bare on, off, yes or no so; quote it")
+    if value not in built:
+        raise ValueError(unknown(f"unknown {key}", value, built))
+
+
+def check_range(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{key} must lie in {low:g}..{high:g}, got {value:g}")
+
+
+@dataclass
+class Model:
+    """A shape of the hybrid model; every n-th layer is full attention, the others linear."""
+
+    name: str = MISSING
+    vocab: int = MISSING
+    d_model: int = MISSING
+    d_ff: int = MISSING
+    layers: int = MISSING
+    heads: int = MISSING
+    kv_heads: int = MISSING
+    d_head: int = MISSING
+    rotary_dim: int = MISSING
+    k_heads: int = MISSING
+    v_heads: int = MISSING
+    d_k: int = MISSING
+    d_v: int = MISSING
+    tie_embeddings: bool = MISSING
+    max_positions: int = MISSING
+    full_attention_interval: int = 4
+    rope_theta: float = 1e7
+    conv_width: int = 4
+    eps: float = 1e-6
+    mtp_layers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or self.full_attention_interval < 1:
+            raise ValueError("model.layers and model.full_attention_interval must be positive")
+        for many, few in (("heads", "kv_heads"), ("v_heads", "k_heads"), ("d_head", "rotary_dim")):
+            a, b = getattr(self, many), getattr(self, few)
+            if b < 1 or a < b or (many != "d_head" and a % b):
+                raise ValueError(f"model.{many} = {a} does not fit model.{few} = {b}")
+
+    def spec(self) -> "ModelConfig":
+        """The frozen spec that the model code takes."""
+        from tr.model.config import ModelConfig
+
+        kinds = ("linear_attention", "full_attention")
+        n = self.full_attention_interval
+        layer_types = tuple(kinds[(i + 1) % n == 0] for i in range(self.layers))
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        del own["name"], own["layers"], own["full_attention_interval"]
+        return ModelConfig(layer_types=layer_types, **own)
+
+
+@dataclass
+class Weights:
+    source: str = MISSING
+
+    def __post_init__(self) -> None:
+        check_choice("weights.source", self.source, ("embedded", "checkpoint", "random"))
+
+
+@dataclass
+class EmbeddedWeights(Weights):
+    source: str = "embedded"
+
+
+@dataclass
+class CheckpointWeights(Weights):
+    """A folder (`path`), or a hub repository (`repo` at `revision`)."""
+
+    source: str = "checkpoint"
+    path: str = ""
+    repo: str = ""
+    revision: str = "main"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.path = expanduser(self.path)
+        if bool(self.path) == bool(self.repo):
+            given = "both" if self.path else "neither"
+            raise ValueError(
+                "weights=checkpoint takes one of weights.path=FOLDER and weights.repo=OWNER/NAME,"
+                f" got {given}"
+            )
+
+
+@dataclass
+class RandomWeights(Weights):
+    source: str = "random"
+    seed: int = 0
+
+
+@dataclass
+class Quant:
+    format: str = MISSING
+
+    def __post_init__(self) -> None:
+        check_choice("quant.format", self.format, ("bf16",), PLANNED["quant"])
+
+
+@dataclass
+class Kv:
+    """The cache's format, and the most tokens (prompt and output) one run may hold."""
+
+    format: str = MISSING
+    capacity_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        check_choice("kv.format", self.format, ("bf16",), PLANNED["kv"])
+        if self.capacity_tokens < 1:
+            raise ValueError(f"kv.capacity_tokens must be positive, got {self.capacity_tokens}")
+
+
+@dataclass
+class Kernel:
+    """`variant` for every operator; an operator's own field, where not empty, overrules it."""
+
+    variant: str = MISSING
+    matmul: str = ""
+    rms_norm: str = ""
+    rms_norm_plain: str = ""
+    add_rms_norm: str = ""
+    silu_mul: str = ""
+    gated_delta_step: str = ""
+    qk_rope_store: str = ""
+    attention_decode: str = ""
+    sample: str = ""
+
+    def __post_init__(self) -> None:
+        built = ("reference", "tile")
+        check_choice("kernel.variant", self.variant, ("auto", *built), PLANNED["kernel"])
+        for operator, variant in self.overrides().items():
+            check_choice(f"kernel.{operator}", variant, built, PLANNED["kernel"])
+
+    def overrides(self) -> dict[str, str]:
+        """The operators whose variant is not the common one."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "variant"}
+        return {name: variant for name, variant in own.items() if variant}
+
+
+STRATEGIES = ("raw", "mtp", "dflash2", "lookup", "oracle")
+
+
+@dataclass
+class Draft:
+    strategy: str = MISSING
+
+    def __post_init__(self) -> None:
+        check_choice("draft.strategy", self.strategy, STRATEGIES, PLANNED["draft"])
+        tokens = getattr(self, "tokens", None)
+        if tokens is not None:
+            check_range("draft.tokens", tokens, 1, VERIFY_ROWS - 1)
+
+
+@dataclass
+class RawDraft(Draft):
+    strategy: str = "raw"
+
+
+@dataclass
+class MtpDraft(Draft):
+    strategy: str = "mtp"
+    tokens: int = MISSING
+
+
+@dataclass
+class Dflash2Draft(Draft):
+    """Weights from beside the target's, or from a folder or hub repository of their own."""
+
+    strategy: str = "dflash2"
+    tokens: int = MISSING
+    window: int = 0  # context tokens the draft attends to; 0: as its checkpoint says
+    path: str = ""
+    repo: str = ""
+    revision: str = "main"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.path = expanduser(self.path)
+        if self.window < 0:
+            raise ValueError(f"draft.window must be 0 or more, got {self.window}")
+        if self.path and self.repo:
+            raise ValueError("draft=dflash2 takes draft.path or draft.repo, got both")
+
+
+@dataclass
+class LookupDraft(Draft):
+    """Copies what followed the last ngram_max..ngram_min tokens where they occurred before."""
+
+    strategy: str = "lookup"
+    tokens: int = MISSING
+    ngram_min: int = MISSING
+    ngram_max: int = MISSING
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.ngram_min <= self.ngram_max:
+            raise ValueError(
+                "draft needs 1 <= ngram_min <= ngram_max, got"
+                f" {self.ngram_min} and {self.ngram_max}"
+            )
+
+
+@dataclass
+class OracleDraft(Draft):
+    """A recorded continuation; each token is kept with probability `rate`, else corrupted."""
+
+    strategy: str = "oracle"
+    tokens: int = MISSING
+    rate: float = MISSING
+    source: str = ""  # a file of token ids; empty: the run's own raw output
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("draft.rate", self.rate, 0, 1)
+
+
+@dataclass
+class Jit:
+    backend: str = MISSING
+
+    def __post_init__(self) -> None:
+        check_choice("jit.backend", self.backend, ("eager", "inductor"), PLANNED["jit"])
+
+
+@dataclass
+class Sampling:
+    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution whole."""
+
+    temperature: float = MISSING
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("sampling.temperature", self.temperature, 0, 100)
+        check_range("sampling.min_p", self.min_p, 0, 1)
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"sampling.top_p must lie in (0, 1], got {self.top_p:g}")
+        if self.top_k < 0:
+            raise ValueError(f"sampling.top_k must be 0 or more, got {self.top_k}")
+
+
+@dataclass
+class Prompt:
+    text: str = MISSING
+    kind: str = "chat"  # chat: a user's turn; plain: continued as it stands
+
+    def __post_init__(self) -> None:
+        check_choice("prompts.kind", self.kind, ("chat", "plain"))
+
+
+@dataclass
+class PromptSet:
+    """Texts given here, or one text file named by `path`, of kind `path_kind`."""
+
+    name: str = MISSING
+    path: str = ""
+    path_kind: str = "plain"
+    prompts: list[Prompt] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.path = expanduser(self.path)
+        check_choice("prompts.path_kind", self.path_kind, ("chat", "plain"))
+
+    def read(self) -> list[Prompt]:
+        """The prompts; raises ValueError where there is none."""
+        texts = list(self.prompts)
+        if self.path:
+            with open(self.path, encoding="utf-8") as file:
+                texts.append(Prompt(file.read(), self.path_kind))
+        if not texts or not all(prompt.text for prompt in texts):
+            hint = f"{self.path} is empty" if self.path else "set prompts.path=FILE"
+            raise ValueError(f"prompts={self.name} holds no text: {hint}")
+        return texts
+
+
+@dataclass
+class Prompts(PromptSet):
+    """One set, or several as families."""
+
+    sets: dict[str, PromptSet] = field(default_factory=dict)
+
+    def families(self) -> dict[str, list[Prompt]]:
+        """Prompts by family: the sets, or this one under its own name."""
+        return {one.name: one.read() for one in self.sets.values() or [self]}
+
+
+@dataclass
+class Device:
+    """Where to run; ceilings are known ones, null where only a measurement can tell."""
+
+    name: str = MISSING
+    torch: str = MISSING  # auto, cpu or cuda
+    card: str = ""  # must occur in the name of the card that is found
+    memory_gib: float | None = None
+    read_gb_per_s: float | None = None
+    nominal_gb_per_s: float | None = None
+    power_w: float | None = None
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("device.torch", self.torch, ("auto", "cpu", "cuda"))
+
+    def resolve(self) -> "torch.device":
+        """The torch device; raises ValueError where this machine lacks the one asked for."""
+        import torch
+
+        found = torch.cuda.is_available()
+        if self.torch == "cpu" or (self.torch == "auto" and not found):
+            return torch.device("cpu")
+        if not found:
+            raise ValueError(
+                f"device={self.name} needs a CUDA card; torch {torch.__version__} sees none here;"
+                " use device=cpu"
+            )
+        card = torch.cuda.get_device_name()
+        if self.card not in card:
+            raise ValueError(f"device={self.name} found a {card}; use device=auto")
+        return torch.device("cuda")
+
+
+@dataclass
+class Run:
+    """The groups that every command takes."""
+
+    model: Model = MISSING
+    weights: Weights = MISSING
+    quant: Quant = MISSING
+    kv: Kv = MISSING
+    kernel: Kernel = MISSING
+    draft: Draft = MISSING
+    jit: Jit = MISSING
+    sampling: Sampling = MISSING
+    device: Device = MISSING
+    seed: int = 0
+    threads: int = 0  # CPU threads; 0: torch's own choice
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise ValueError(f"threads must be 0 or more, got {self.threads}")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be positive, got {self.max_new_tokens}")
+
+
+@dataclass
+class Config(Run):
+    """An experiment: `run` names a module of experiments/, `params` are that module's Options."""
+
+    run: str = MISSING
+    prompts: Prompts = MISSING
+    params: dict[str, Any] = field(default_factory=dict)
+    output: str = MISSING  # the folder of this run's files
+
+    def options(self, schema: type[T]) -> T:
+        """`params` as the plain dataclass `schema`; an unknown name or a wrong type raises."""
+        names = [f.name for f in fields(schema)]  # type: ignore[arg-type]
+        for key in self.params:
+            if key not in names:
+                raise ValueError(unknown(f"unknown key of run={self.run}: params", key, names))
+        try:
+            merged = OmegaConf.merge(OmegaConf.structured(schema), self.params)
+            return OmegaConf.to_object(merged)  # type: ignore[return-value]
+        except OmegaConfBaseException as error:
+            name = getattr(error, "full_key", None)
+            raise ValueError(f"params.{name}: {str(error).splitlines()[0]}") from error
+
+
+@dataclass
+class Generate(Run):
+    """Text in, text out."""
+
+    prompt: str = ""
+    chat: bool = True  # wrap the prompt in the chat template; false: continue it as it stands
+
+
+GROUPS: dict[str, dict[str, type]] = {  # group -> schema name -> dataclass
+    "model": {"schema": Model},
+    "weights": {
+        "embedded_schema": EmbeddedWeights,
+        "checkpoint_schema": CheckpointWeights,
+        "random_schema": RandomWeights,
+    },
+    "quant": {"schema": Quant},
+    "kv": {"schema": Kv},
+    "kernel": {"schema": Kernel},
+    "draft": {
+        "raw_schema": RawDraft,
+        "mtp_schema": MtpDraft,
+        "dflash2_schema": Dflash2Draft,
+        "lookup_schema": LookupDraft,
+        "oracle_schema": OracleDraft,
+    },
+    "jit": {"schema": Jit},
+    "sampling": {"schema": Sampling},
+    "prompts": {"schema": Prompts},
+    "device": {"schema": Device},
+}
+ROOTS: dict[str, type] = {"config": Config, "generate": Generate}  # primary YAML -> dataclass
+
+
+def register() -> None:
+    """Put every schema into Hydra's store; the YAML files name them first in their defaults."""
+    store = ConfigStore.instance()
+    for group, schemas in GROUPS.items():
+        for name, schema in schemas.items():
+            store.store(group=group, name=name, node=schema)
+    for name, schema in ROOTS.items():
+        store.store(name=f"{name}_schema", node=schema)

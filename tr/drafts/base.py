@@ -1,0 +1,66 @@
+"""What every draft strategy is: a frozen object with pure functions over its own state.
+
+A step of the decoding loop is propose -> verify -> accept -> commit. A draft sees the committed text
+and what the target computed for it, never the target's state, and cannot change the output: it only
+decides how many tokens one step may keep.
+"""
+
+from typing import Any, Protocol
+
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from tr.model.sampling import Sampling
+from tr.tree import tree
+
+
+@tree
+class Feed:
+    """What a draft may read at the start of a step.
+
+    The anchor is the last committed token; it stands at `pos` and the target has not processed it.
+    `count` leading rows of the previous step were kept: rows at positions pos - count .. pos - 1.
+    """
+
+    anchor: Int64[Tensor, ""]
+    pos: Int64[Tensor, ""]
+    count: Int64[Tensor, ""]
+    hidden: Float[Tensor, "rows d_model"]
+    taps: Float[Tensor, "rows taps"]
+    history: Int64[Tensor, " capacity"]  # every token so far; valid up to and including `pos`
+
+
+class Draft(Protocol):
+    """One strategy. `rows` is the most rows a verify step of it has: the anchor and its drafts."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs the draft reads."""
+        ...
+
+    def init_state(self, capacity: int) -> Any:
+        """Empty state for texts of up to `capacity` tokens."""
+        ...
+
+    def prime(
+        self,
+        state: Any,
+        tokens: Int64[Tensor, " tokens"],
+        hidden: Float[Tensor, "tokens d_model"],
+        taps: Float[Tensor, "tokens taps"],
+        pos: int,
+    ) -> Any:
+        """Take in one prefill chunk at positions pos, pos + 1, ...; `state` is donated."""
+        ...
+
+    def propose(
+        self, state: Any, feed: Feed, sampling: Sampling
+    ) -> tuple[Int64[Tensor, " drafts"], Any]:
+        """At most rows - 1 tokens for positions pos + 1, pos + 2, ...; `state` is donated."""
+        ...

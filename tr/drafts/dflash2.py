@@ -1,0 +1,135 @@
+"""DFlash 2: a block of drafts in one pass, from a ring of keys that the target's residuals feed.
+
+The ring keeps the last positions only, since a row never sees further back than the window. A step
+writes the rows it verified last; those that were rejected lie at or past the anchor's position, are
+masked, and are overwritten before their positions are real.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.sample import gumbel
+from tr.drafts import dflash2_net as net
+from tr.drafts.base import Feed
+from tr.model import text
+from tr.model.sampling import Sampling
+from tr.tree import tree
+
+
+@tree
+class State:
+    """Ring row r of a layer holds position p with p mod size = r, the largest one written."""
+
+    ring: tuple[net.Context, ...]  # batch 1
+
+
+def ring_rows(config: net.Config, window: int) -> int:
+    """Smallest power of two that holds a window and the rows one step may write past it."""
+    return 1 << (window + 2 * config.block - 1).bit_length()
+
+
+@dataclass(frozen=True, eq=False)
+class Dflash2:
+    params: net.Params
+    target: text.Params
+    tokens: int
+    ids: int  # real tokens; the matrix's padding rows are never drafted
+    window: int  # at most the one it was trained with
+    name: str = "dflash2"
+
+    def __post_init__(self) -> None:
+        c = self.params.config
+        if not 1 <= self.tokens < c.block:
+            raise ValueError(
+                f"draft.tokens: a block of {c.block} holds 1 .. {c.block - 1} drafts,"
+                f" got {self.tokens}"
+            )
+        if not 1 <= self.window <= c.window:
+            raise ValueError(f"draft.window: expected 1 .. {c.window}, got {self.window}")
+
+    @property
+    def rows(self) -> int:
+        return self.tokens + 1
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.params.config.taps
+
+    def init_state(self, capacity: int) -> State:
+        c = self.params.config
+        shape = (1, c.kv_heads, ring_rows(c, self.window), c.d_head)
+        norm = self.params.norm
+        return State(
+            ring=tuple(
+                net.Context(k=norm.new_zeros(shape), v=norm.new_zeros(shape))
+                for _ in range(c.layers)
+            )
+        )
+
+    def prime(
+        self, state: State, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int
+    ) -> State:
+        keep = min(len(taps), ring_rows(self.params.config, self.window))  # later rows win
+        first = pos + len(taps) - keep
+        return self._write(state, taps[-keep:], torch.arange(first, first + keep))
+
+    def propose(self, state: State, feed: Feed, sampling: Sampling) -> tuple[Tensor, State]:
+        c = self.params.config
+        rows = torch.arange(feed.taps.shape[0])
+        state = self._write(state, feed.taps, feed.pos - feed.count + rows)
+        size = state.ring[0].k.shape[2]
+        at = feed.pos + torch.arange(c.block)
+        slot = torch.arange(size)
+        key = feed.pos - 1 - (feed.pos - 1 - slot) % size  # the position each ring row holds
+        seen = (key >= 0) & (key > at[:, None] - self.window)
+        ids = torch.full_like(at, c.mask_token)
+        ids[0] = feed.anchor
+        x = F.embedding(ids, self.target.embed)
+        hidden = net.block(self.params, state.ring, x[None], at[None], seen[None])
+        hidden = hidden[0, 1 : self.rows]
+        scores, best = net.logits(self.params, self.target.head, hidden, self.ids).topk(
+            c.selector_top, -1
+        )
+        return walk(self.params, hidden, feed.anchor, feed.pos, best, scores, sampling), state
+
+    def _write(self, state: State, taps: Tensor, positions: Tensor) -> State:
+        new = net.context(self.params, taps[None], positions[None])
+        for ring, rows in zip(state.ring, new, strict=True):
+            slot = positions % ring.k.shape[2]
+            ring.k.index_copy_(2, slot, rows.k)
+            ring.v.index_copy_(2, slot, rows.v)
+        return state
+
+
+def walk(
+    params: net.Params,
+    hidden: Tensor,
+    anchor: Tensor,
+    pos: Tensor,
+    best: Tensor,
+    scores: Tensor,
+    sampling: Sampling,
+) -> Tensor:
+    """The path through candidates best [rows, n] with logits scores: each token picks the next one.
+
+    Greedy takes the best pair score; under sampling the target's own noise at that position joins
+    in, which makes the draft agree with the target's draw almost as often as their laws overlap.
+    """
+    s = params.selector
+    heat = float(sampling.temperature)
+    ahead = s.projection.sequence(hidden)  # [rows, rank]
+    successors = F.embedding(best, s.successor)  # [rows, n, rank]
+    drawn = scores.float()
+    if heat:
+        noise = [gumbel(sampling.seed, pos + 1 + i, row) for i, row in enumerate(best)]
+        drawn = drawn + heat * torch.stack(noise)
+    path, token = [], anchor
+    for i in range(len(best)):
+        key = s.predecessor[token] * ahead[i]
+        pick = (drawn[i] + (successors[i] @ key).float()).argmax()
+        token = best[i, pick]
+        path.append(token)
+    return torch.stack(path)

@@ -1,0 +1,93 @@
+"""The checkpoint's own multi-token-prediction head, chained: each guess feeds the next one.
+
+Cache row p holds the pair (token at p, hidden at p - 1); row 0 has no pair and stays unused. A step
+first rewrites the rows of the tokens it kept with the target's true hiddens, which also yields the
+first draft, then runs the head on its own output for the others.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.registry import Ops
+from kernels.sample import gumbel
+from tr.drafts.base import Feed
+from tr.model import layer, mtp, text
+from tr.model.sampling import Sampling
+from tr.tree import tree
+
+
+
+@tree
+class State:
+    cache: layer.State
+    last: Tensor  # hidden of the last primed position [d_model]: the pair across chunks
+
+
+@dataclass(frozen=True, eq=False)
+class Mtp:
+    params: mtp.Params
+    target: text.Params
+    ops: Ops
+    tokens: int
+    ids: int  # real tokens; the matrix's padding rows are never drafted
+    name: str = "mtp"
+    taps: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.tokens + 1
+
+    def init_state(self, capacity: int) -> State:
+        return State(
+            cache=layer.init_state(self.params.layer, capacity, self.rows),
+            last=torch.zeros_like(self.target.norm),
+        )
+
+    def prime(
+        self, state: State, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int
+    ) -> State:
+        pairs = torch.cat([state.last[None], hidden[:-1]])
+        start = 1 if pos == 0 else 0
+        cache = state.cache
+        if len(tokens) > start:
+            _, cache = mtp.prefill(
+                self.params,
+                cache,
+                self.target.embed,
+                tokens[start:],
+                pairs[start:],
+                pos + start,
+                self.target.rope,
+            )
+        return State(cache=cache, last=hidden[-1].clone())
+
+    def propose(self, state: State, feed: Feed, sampling: Sampling) -> tuple[Tensor, State]:
+        count, pos = int(feed.count), int(feed.pos)
+        first = pos - count + 1
+        tokens = torch.cat([feed.history[first:pos], feed.anchor[None]])
+        out, cache = self._step(state.cache, tokens, feed.hidden[:count], feed.pos - count + 1)
+        hidden, drafts = out[-1:], []
+        for i in range(self.tokens):
+            if i:
+                hidden, cache = self._step(cache, drafts[-1][None], hidden, feed.pos + i)
+            logits = self.target.head.step(hidden, self.ops)[0, : self.ids]
+            drafts.append(choose(logits, feed.pos + 1 + i, sampling))
+        return torch.stack(drafts), State(cache=cache, last=state.last)
+
+    def _step(
+        self, cache: layer.State, tokens: Tensor, hidden: Tensor, pos: Tensor
+    ) -> tuple[Tensor, layer.State]:
+        return mtp.step(
+            self.params, cache, self.target.embed, tokens, hidden, pos, self.target.rope, self.ops
+        )
+
+
+def choose(logits: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
+    """A draft of logits [n]: the argmax, or under sampling the winner with the target's own noise."""
+    heat = float(sampling.temperature)
+    if heat == 0:
+        return logits.argmax()
+    tokens = torch.arange(len(logits), device=logits.device)
+    return (logits.float() / heat + gumbel(sampling.seed, position, tokens)).argmax()

@@ -1,0 +1,222 @@
+"""Check a command line before Hydra acts on it, and put every complaint into one sentence."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError, safe_load
+
+from tr.config import GROUPS, PLANNED, ROOTS, check_choice, register, unknown
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+ADDED = ("exp", "sweep")  # the only groups that `+` may add
+_ADDING = tuple(f"+{group}" for group in ADDED)
+FLAGS = ("-m", "--multirun", "--cfg=job", "--resolve")
+
+register()
+
+
+def choices(group: str, configs: Path = CONFIGS) -> list[str]:
+    return sorted(path.stem for path in (configs / group).glob("*.yaml"))
+
+
+def groups(configs: Path = CONFIGS) -> list[str]:
+    return sorted(p.name for p in configs.iterdir() if p.is_dir() and p.name not in ADDED)
+
+
+def literal(text: str) -> str:
+    """`text` quoted so that Hydra and OmegaConf give back these very characters."""
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
+    text = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    trailing = len(text) - len(text.rstrip("\\"))
+    return f"'{text}{chr(92) * trailing}'"
+
+
+def load(args: list[str], root: str = "config", configs: Path = CONFIGS) -> Any:
+    """The checked config of one job, without Hydra's own run; raises ValueError."""
+    _, objects = _check(args, root, configs)
+    return objects[0]
+
+
+def resolve(args: list[str], root: str = "config", configs: Path = CONFIGS) -> list[str]:
+    """The same command line in Hydra's strict grammar; raises ValueError naming what is wrong.
+
+    A value of a text field is taken as it stands (spaces, commas, equal signs, braces), except
+    under --multirun, where commas separate jobs. Every job is composed and checked.
+    """
+    strict, _ = _check(args, root, configs)
+    return strict
+
+
+def _check(args: list[str], root: str, configs: Path) -> tuple[list[str], list[Any]]:
+    """What `resolve` returns, and every job's config."""
+    flags = [arg for arg in args if arg.startswith("-")]
+    for flag in flags:
+        if flag not in FLAGS:
+            raise ValueError(unknown("unknown flag", flag, (*FLAGS, "--help")))
+    multirun = "-m" in flags or "--multirun" in flags
+    known = groups(configs)
+    picks: list[str] = []  # group choices
+    leaves: list[tuple[str, str]] = []
+    own: list[str] = []  # Hydra's own settings
+    for arg in args:
+        if arg in flags:
+            continue
+        key, equals, value = arg.partition("=")
+        if arg.startswith("~") or not equals:
+            raise ValueError(f"expected key=value, got {arg!r}")
+        if arg.startswith("+"):
+            if key.removeprefix("+") not in ADDED:
+                raise ValueError(unknown("+ adds only an exp or a sweep, not", key, _ADDING))
+            if key == "+sweep" and not multirun:
+                raise ValueError(f"{arg} runs many jobs: add -m")
+            picks.append(arg)
+        elif key in ADDED:
+            raise ValueError(f"write +{arg}")
+        elif key == "output" and multirun:
+            raise ValueError("output= names one run's folder; with -m set hydra.sweep.dir=FOLDER")
+        elif key.startswith(("hydra.", "hydra/")):
+            own.append(arg)
+        elif key in known:
+            picks.append(arg)
+        else:
+            leaves.append((key, value))
+
+    expanded = [_expand(pick, multirun) for pick in picks]
+    for value in itertools.chain(*expanded):
+        group, _, name = value.lstrip("+").partition("=")
+        check_choice(group, name, choices(group, configs), PLANNED.get(group, ()))
+    strict: list[str] = []
+    objects: list[Any] = []
+    for job in itertools.product(*expanded):
+        job = [pick for pick in job if not pick.startswith("+sweep=")]
+        base = compose([*job, *own], root, configs)
+        strict = [_leaf(base, key, value, multirun) for key, value in leaves]
+        for values in itertools.product(*(_expand(leaf, multirun) for leaf in strict)):
+            whole = compose([*job, *values], root, configs) if values else base
+            objects.append(to_object(whole))
+    return [*flags, *picks, *strict, *own], objects
+
+
+def compose(overrides: list[str], root: str = "config", configs: Path = CONFIGS) -> DictConfig:
+    with hydra.initialize_config_dir(str(configs.resolve()), version_base="1.3"):
+        try:
+            return hydra.compose(root, overrides)
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
+            raise ValueError(explain(error, configs)) from error
+
+
+def to_object(config: DictConfig) -> Any:
+    """The checked dataclass; raises ValueError."""
+    try:
+        return OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise ValueError(explain(error, CONFIGS)) from error
+
+
+def _expand(override: str, multirun: bool) -> list[str]:
+    """The jobs of one override: one, or several under --multirun."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        key, _, value = override.partition("=")
+        hint = f"{key}={literal(value)}"
+        raise ValueError(f'cannot read {override!r}; as text it is written "{hint}"') from error
+    if not parsed.is_sweep_override():
+        return [override]
+    if not multirun:
+        raise ValueError(f"{override!r} gives several values: add -m to run a job for each")
+    prefix = override.partition("=")[0]
+    return [f"{prefix}={value}" for value in parsed.sweep_string_iterator()]
+
+
+def _leaf(base: DictConfig, key: str, value: str, multirun: bool) -> str:
+    """`key=value` for Hydra; the key must exist in the composed config."""
+    head, _, rest = key.partition(".")
+    if head == "params" and rest:  # the experiment's own options, checked against its Options
+        return f"++{key}={value}"
+    node: Any = base
+    path = key.split(".")
+    for depth, part in enumerate(path):
+        if not isinstance(node, DictConfig):
+            break
+        names = [str(name) for name in node.keys()]
+        if part not in names:
+            schema = getattr(OmegaConf.get_type(node), "__name__", "dict")
+            where = f" of {'.'.join(path[:depth])} ({schema})" if depth else ""
+            raise ValueError(unknown(f"unknown key{where}", part, names))
+        parent, node = node, node._get_node(part)
+    if isinstance(node, DictConfig):
+        raise ValueError(f"{key}={value}: {key} holds several values; set one of {list(node)}")
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    is_text = get_type_hints(OmegaConf.get_type(parent) or object).get(path[-1]) is str
+    return f"{key}={literal(value) if is_text and not quoted and not multirun else value}"
+
+
+def explain(error: Exception, configs: Path = CONFIGS) -> str:
+    """One sentence for a composition error; typing errors get the nearest valid name."""
+    text = str(error)
+    if error.__cause__ is not None and text.startswith("Error merging override"):
+        text = str(error.__cause__)
+    source = re.search(r"In '([^']+)': ", text)
+    where = f"configs/{source[1]}.yaml: " if source and source[1] not in ROOTS else ""
+    if found := re.search(r"Could not find '([^']*?)/?([^'/]+)'", text):
+        group, name = found[1], found[2]
+        if group in groups(configs) or group in ADDED:
+            return unknown(f"{where}no such choice: {group}", name, choices(group, configs))
+        return unknown(f"{where}unknown group", group or name, groups(configs))
+    if found := re.search(r"Could not override '([^']+)'. No match in the defaults list", text):
+        return unknown(f"{where}unknown group", found[1], groups(configs))
+    if found := re.search(r"Key '(.+?)' not in '(\w+)'", text):
+        return unknown(f"{where}unknown key of {found[2]}", found[1], _fields(found[2]))
+    if found := re.search(r"full_key: (\S+)", text):
+        reason = text.partition("\n    full_key")[0].splitlines()[-1]
+        return f"{where}{found[1]}: {reason}"
+    return where + " ".join(text.partition("\nConfig search path")[0].split())
+
+
+def _fields(schema: str) -> list[str]:
+    schemas = [cls for group in GROUPS.values() for cls in group.values()] + [*ROOTS.values()]
+    return [name for cls in schemas if cls.__name__ == schema for name in get_type_hints(cls)]
+
+
+def description(path: Path) -> str:
+    """The first comment line of a YAML file, past its `# @package` line."""
+    lines = (line.removeprefix("# ") for line in path.read_text().splitlines() if line[:1] == "#")
+    return next((line for line in lines if not line.startswith("@package")), "")
+
+
+def usage(command: str, root: str = "config", group: str = "", configs: Path = CONFIGS) -> str:
+    """What --help prints: experiments, groups and values; or one group's choices in full."""
+    if group:
+        if group not in (*groups(configs), *ADDED):
+            raise ValueError(unknown("unknown group", group, (*groups(configs), *ADDED)))
+        return "\n".join(_described(group, configs))
+    tree = safe_load((configs / f"{root}.yaml").read_text())
+    defaults = {
+        k: v for item in tree["defaults"] if isinstance(item, dict) for k, v in item.items()
+    }
+    lines = [f"python -m {command} [key=value ...]", ""]
+    if root == "config":
+        lines += ["Experiments, +exp=NAME (without it: dflash2_verify)"]
+        lines += [*_described("exp", configs), "", "Sweeps, -m +sweep=NAME"]
+        lines += [*_described("sweep", configs), ""]
+    lines += ["Groups, GROUP=NAME (the default in brackets); --help GROUP describes each"]
+    for name in groups(configs):
+        if name in defaults:
+            marked = [f"[{c}]" if c == defaults[name] else c for c in choices(name, configs)]
+            lines.append(f"  {name:<10}{' '.join(marked)}")
+    values = [name for name in get_type_hints(ROOTS[root]) if name not in groups(configs)]
+    return "\n".join([*lines, "", f"Values, KEY=VALUE: {', '.join(values)}; and GROUP.KEY=VALUE"])
+
+
+def _described(group: str, configs: Path) -> list[str]:
+    names = choices(group, configs)
+    width = max(map(len, names), default=0) + 2
+    return [f"  {n:<{width}}{description(configs / group / f'{n}.yaml')}" for n in names]

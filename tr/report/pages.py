@@ -1,0 +1,81 @@
+"""Records as pages: a run's own report, a report over many records, the README's figures."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tr.report.machine import ROOT
+from tr.report.plots import plots
+from tr.report.record import load, write
+from tr.report.tables import markdown, tables
+
+RECORDS = ROOT / "experiments" / "records"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
+NOTHING = "No records are committed yet."
+
+
+def verdict_line(record: Mapping[str, Any]) -> str:
+    verdict = record["verdict"]
+    if verdict is None:
+        return "No exactness verdict: nothing was compared."
+    compared = f"{verdict['compared_tokens']:,} tokens compared"
+    if verdict["exact"]:
+        return f"Exact: speculative output equals raw output, {compared}."
+    return f"NOT exact, {compared}; first divergence: {verdict['first_divergence']}"
+
+
+def origin_line(record: Mapping[str, Any]) -> str:
+    commit = (record["commit"] or "unknown")[:12] + (" + changes" if record["dirty"] else "")
+    return (
+        f"{record['device'].get('name', 'unknown device')}, {record['utc'][:10]}, commit {commit},"
+        f" torch {record['versions'].get('torch')}, seed {record['seed']}"
+    )
+
+
+def section(record: Mapping[str, Any], title: str, images: Mapping[str, str]) -> str:
+    """Markdown of one record; `images` maps a plot's name to its address."""
+    parts = [f"## {title}", verdict_line(record), f"{origin_line(record)}: `{record['command']}`"]
+    if record["simulated_acceptance"]:
+        parts.append("Acceptance is simulated: these speeds are not those of a real draft.")
+    if record["warnings"]:
+        parts.append("\n".join(f"- warning: {text}" for text in record["warnings"]))
+    for table in tables(record["figures"]):
+        parts += [f"**{table.title}**", markdown(table)]
+    parts += [f"![{name.replace('_', ' ')}]({address})" for name, address in images.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_report(records: Mapping[str, Mapping[str, Any]], folder: Path) -> Path:
+    """Write `report.md` and its plots for records by title; the path of the report."""
+    sections = []
+    for title, record in records.items():
+        prefix = "" if len(records) == 1 else f"{title.replace('/', '-')}-"
+        drawn = plots(record)
+        for name, data in drawn.items():
+            write(folder / f"{prefix}{name}.png", data)
+        sections.append(section(record, title, {name: f"{prefix}{name}.png" for name in drawn}))
+    write(folder / "report.md", "\n".join(sections))
+    return folder / "report.md"
+
+
+def figures_block(folder: Path = RECORDS) -> str:
+    """What stands between the README's markers: a section per committed record."""
+    sections = []
+    for path in sorted(folder.glob("**/*.json")):
+        title = str(path.relative_to(folder).with_suffix(""))
+        sections.append(section(load(path), title, {}).replace("## ", "### ", 1))
+    return "\n".join(sections) or NOTHING + "\n"
+
+
+def update_readme(readme: Path = README, folder: Path = RECORDS) -> bool:
+    """Regenerate the README's figures; whether they changed."""
+    old = readme.read_text(encoding="utf-8")
+    head, begin, rest = old.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{readme} lacks the lines {BEGIN} and {END}")
+    new = f"{head}{BEGIN}\n\n{figures_block(folder)}\n{END}{tail}"
+    if new != old:
+        write(readme, new)
+    return new != old
