@@ -86,11 +86,24 @@ def listing(rng: Random, shortest: int, longest: int) -> str:
             lambda: f"{rng.choice(NOUNS)} = {rng.randrange(1000)}",
         )
     )
+    if rng.random() < 0.5:  # few different items: only a long context tells where one is
+        few = [item() for _ in range(rng.randint(4, 24))]
+        item = lambda: rng.choice(few)  # noqa: E731
     between = rng.choice((" ", ", ", "\n"))
     items: list[str] = []
     while sum(map(len, items)) + len(items) * len(between) < size:
         items.append(item())
     return between.join(items)
+
+
+def echoes(rng: Random, text: str) -> str:
+    """`text` with spans of one to eight words said again elsewhere: they go on differently there."""
+    words = text.split(" ")
+    for _ in range(rng.randint(2, 2 + len(words) // 12)):
+        start, size = rng.randrange(len(words)), rng.randint(1, 8)
+        place = rng.randrange(len(words))
+        words[place:place] = words[start : start + size]
+    return " ".join(words)
 
 
 COPY_ONCE = (
@@ -110,6 +123,8 @@ def copy_document(rng: Random, text: str, shortest: int = 180, longest: int = 19
         document = listing(rng, shortest, longest)
     else:
         document = passage(rng, text, shortest, longest)
+        if rng.random() < 0.4:
+            document = echoes(rng, document)
     paragraphs = [] if looks_like_code(document) else document.split("\n\n")
     if 0.3 <= style < 0.36 and len(document) < longest // 2:
         ask, answer = "Repeat the following text twice:\n\n{}", f"{document}\n\n{document}"

@@ -15,6 +15,7 @@ from torch import Tensor
 from experiments.held_out import bits_per_byte, probe_rates
 from experiments.packing import MIXTURE, build_tokens
 from experiments.training import Master, Optimizer, captured, detached
+from tr.checkpoint.load import load_target
 from tr.checkpoint.save import save_target
 from tr.checkpoint.tokenizer import load_tokenizer
 from tr.config import Config
@@ -42,30 +43,41 @@ class Options:
     clip: float = 1.0
     stop_after_s: float = 480.0
     resume: str = ""  # folder of an unfinished run
+    start: str = ""  # checkpoint to start from instead of random weights
+    response_weight: float = 1.0  # of a response's tokens in the loss; others weigh 1
     probes: int = 20
 
 
 class Windows:
-    """Random windows of a token stream that lies on the device; step i's windows depend on i only."""
+    """Random windows of a token stream that lies on the device; step i's windows depend on i only.
 
-    def __init__(self, ids: Tensor, batch: int, tokens: int, seed: int) -> None:
-        self.ids, self.seed = ids, seed
+    `tokens` [batch, n + 1] int64 and `weight`, the loss weight of each, are overwritten by `load`.
+    """
+
+    def __init__(self, ids: Tensor, weight: Tensor, batch: int, tokens: int, seed: int) -> None:
+        self.stream, self.seed = (ids, weight), seed
         self.offsets = torch.arange(tokens + 1, device=ids.device)
-        self.buffer = torch.zeros(batch, tokens + 1, dtype=torch.int64, device=ids.device)
+        self.tokens = torch.zeros(batch, tokens + 1, dtype=torch.int64, device=ids.device)
+        self.weight = torch.zeros(batch, tokens + 1, device=ids.device)
 
     def load(self, step: int) -> None:
-        batch, width = self.buffer.shape
+        batch, width = self.tokens.shape
+        ids, weight = self.stream
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        starts = torch.randint(0, len(self.ids) - width, (batch, 1), generator=generator)
-        self.buffer.copy_(self.ids[starts.to(self.ids.device) + self.offsets])
+        starts = torch.randint(0, len(ids) - width, (batch, 1), generator=generator)
+        at = starts.to(ids.device) + self.offsets
+        self.tokens.copy_(ids[at])
+        self.weight.copy_(weight[at])
 
 
-def next_token_loss(params: text.Params, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats, of tokens [batch, n + 1] predicting their successors."""
+def next_token_loss(params: text.Params, tokens: Tensor, weight: Tensor) -> Tensor:
+    """Weighted mean cross-entropy, in nats, of tokens [batch, n + 1] predicting their successors."""
     past = text.init_past(params, tokens.shape[0])
     hidden, _, _ = text.sequence(params, past, tokens[:, :-1], (), "train")
     logits = params.head.sequence(hidden).flatten(0, 1).float()
-    return F.cross_entropy(logits, tokens[:, 1:].flatten())
+    loss = F.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
+    share = weight[:, 1:].flatten()
+    return (loss * share).sum() / share.sum()
 
 
 def run(config: Config) -> Outcome:
@@ -76,11 +88,16 @@ def run(config: Config) -> Outcome:
     tokenizer = load_tokenizer(o.tokenizer)
     started = time.perf_counter()
     path = f"{o.tokenizer}/tokenizer.json"
-    stream, _ = build_tokens(o.corpus, path, config.seed, o.tokens, o.mixture, o.processes)
+    stream, said = build_tokens(o.corpus, path, config.seed, o.tokens, o.mixture, o.processes)
     ids = torch.from_numpy(stream.astype("int32")).to(device)
+    weight = 1 + (o.response_weight - 1) * torch.from_numpy(said).to(device).float()
     build_s = time.perf_counter() - started
     generator = torch.Generator(device).manual_seed(config.seed)
-    master = Master(text.init(shape, generator, torch.bfloat16), frozen=("rope",))
+    if o.start:
+        params = load_target(o.start, device, with_mtp=False).params
+    else:
+        params = text.init(shape, generator, torch.bfloat16)
+    master = Master(params, frozen=("rope",))
     steps = o.short_steps + o.long_steps
     optimizer = Optimizer([master], o.lr, steps, o.warmup, o.decay)
     first, losses = 0, []
@@ -100,11 +117,11 @@ def run(config: Config) -> Outcome:
         begin = max(begin, done)
         if begin >= end or (done < begin and done != first):
             continue
-        windows = Windows(ids, batch, tokens, config.seed)
+        windows = Windows(ids, weight, batch, tokens, config.seed)
         windows.load(begin)
 
         def loss(windows: Windows = windows) -> Tensor:
-            return next_token_loss(master.view(), windows.buffer)
+            return next_token_loss(master.view(), windows.tokens, windows.weight)
 
         step = captured(loss, [master], o.clip)
         for i in track(range(begin, end), f"{tokens}-token windows"):

@@ -31,6 +31,7 @@ def test_shards_hold_every_tensor_once_and_load_the_same(target, folder, tmp_pat
     save_target(path, target.config, target.params, target.mtp, target.eos, max_shard_bytes=limit)
     shards = sorted(path.glob("*.safetensors"))
     assert len(shards) > 3
+    assert len({p.stat().st_mode for p in path.iterdir()}) == 1  # readable like the rest
     weight_map = json.loads((path / files.INDEX).read_text())["weight_map"]
     held = {shard.name: load_file(shard) for shard in shards}
     assert {n: f for f, parts in held.items() for n in parts} == weight_map

@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 
@@ -41,24 +43,24 @@ def test_unit_lower_inverse_gradient():
 
 def test_the_training_form_has_the_right_gradient():
     leaves = [t.requires_grad_() for t in inputs(tokens=6, heads=1, d_k=3, d_v=2, batch=1)]
-    assert torch.autograd.gradcheck(lambda *x: chunked(*x, chunk=4, invert=True), leaves)
+    assert torch.autograd.gradcheck(lambda *x: chunked(*x, chunk=4, train=True), leaves)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 8, 9, 64, 100])
-@pytest.mark.parametrize("invert", [False, True], ids=["solve", "invert"])
+@pytest.mark.parametrize("train", [False, True], ids=["solve", "train"])
 @pytest.mark.parametrize("chunk", [8, 64])
-def test_chunked_equals_recurrent(tokens, invert, chunk):
+def test_chunked_equals_recurrent(tokens, train, chunk):
     x = inputs(tokens)
-    assert distance(chunked(*x, chunk=chunk, invert=invert), recurrent(*x)) < 1e-11
+    assert distance(chunked(*x, chunk=chunk, train=train), recurrent(*x)) < 1e-11
     x = [t.float() for t in x]
-    assert distance(chunked(*x, chunk=chunk, invert=invert), recurrent(*x)) < 1e-4
+    assert distance(chunked(*x, chunk=chunk, train=train), recurrent(*x)) < 1e-4
 
 
 def test_gradients_of_both_forms_agree():
     x = inputs(tokens=70)
     target = torch.randn(2, 2, 70, 6, dtype=torch.float64)
     grads = []
-    for form in (recurrent, lambda *x: chunked(*x, invert=True), chunked):
+    for form in (recurrent, functools.partial(chunked, train=True), chunked):
         leaves = [t.detach().clone().requires_grad_() for t in x]
         o, h = form(*leaves)
         grads.append(torch.autograd.grad((o * target).sum() + h.sum(), leaves))
@@ -67,18 +69,20 @@ def test_gradients_of_both_forms_agree():
 
 @pytest.mark.parametrize("split", [64, 128])
 def test_a_split_at_whole_chunks_changes_no_bit(split):
-    *x, h = inputs(150, dtype=torch.float32)
-    o, end = chunked(*x, h)
-    first, middle = chunked(*(t[:, :, :split] for t in x), h)
-    second, last = chunked(*(t[:, :, split:] for t in x), middle)
-    assert torch.equal(torch.cat([first, second], 2), o) and torch.equal(last, end)
+    q, k, v, g, beta, h = inputs(150, dtype=torch.float32)
+    whole, end = chunked(q, k, v, g, beta, h)
+    halves = [(t[:, :, :split], t[:, :, split:]) for t in (q, k, v, g, beta)]
+    (q, q2), (k, k2), (v, v2), (g, g2), (beta, beta2) = halves
+    first, middle = chunked(q, k, v, g, beta, h)
+    second, last = chunked(q2, k2, v2, g2, beta2, middle)
+    assert torch.equal(torch.cat([first, second], 2), whole) and torch.equal(last, end)
 
 
 def test_strong_decay_neither_overflows_nor_spoils_gradients():
     q, k, v, g, beta, h = inputs(64, dtype=torch.float32)
     leaves = [t.requires_grad_() for t in (q, k, v, 100 * g, beta, h)]
-    for invert in (False, True):
-        o, end = chunked(*leaves, invert=invert)
+    for train in (False, True):
+        o, end = chunked(*leaves, train=train)
         assert o.isfinite().all() and end.isfinite().all()
         for grad in torch.autograd.grad(o.sum() + end.sum(), leaves):
             assert grad.isfinite().all()
@@ -87,5 +91,6 @@ def test_strong_decay_neither_overflows_nor_spoils_gradients():
 def test_inputs_are_left_alone():
     x = inputs(20)
     before = [t.clone() for t in x]
-    chunked(*x), recurrent(*x)
+    chunked(*x)
+    recurrent(*x)
     assert all(torch.equal(a, b) for a, b in zip(x, before, strict=True))

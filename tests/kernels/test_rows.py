@@ -43,7 +43,8 @@ def test_written_buffers_do_not_depend_on_the_row_count(operator, variant):
     case, call = CASES[operator], VARIANTS[operator][variant]
     arguments = case.arguments(torch.bfloat16)
     alone, together = case.cut(arguments, 0, 1), case.cut(arguments, 0, ROWS)
-    call(*alone), call(*together)
+    call(*alone)
+    call(*together)
     if operator == "qk_rope_store":
         row = int(arguments[5])
         for i in (6, 7):

@@ -110,8 +110,8 @@ def test_training_gradients_equal_the_recurrence_gradients():
     params, tokens = random_params(torch.float32), random_tokens(70)
     grads = []
     for form in ("recurrent", "train", "chunk"):
-        leaf = params.layers[0].mixer.in_qkvz.weight.detach().requires_grad_()
         key = "layers[0].mixer.in_qkvz.weight"
+        leaf = tensors(params)[key].detach().requires_grad_()
         hidden = by_sequence(replace_tensors(params, {key: leaf}), tokens, form)
         grads.append(torch.autograd.grad(hidden.square().sum(), leaf)[0])
     for grad in grads[1:]:

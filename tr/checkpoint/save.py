@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import copymode
 from typing import Any
 
 from safetensors.torch import save_file
@@ -75,6 +76,7 @@ def save_from(
             (new / name).write_text(content, encoding="utf-8")
         for name, parts in zip(_shard_names(len(shards)), shards, strict=True):
             save_file(_on_cpu(parts), new / name, metadata={"format": "pt"})
+            copymode(new / "config.json", new / name)  # the writer makes it private
         if len(shards) > 1:
             (new / INDEX).write_text(_index(shards), encoding="utf-8")
 
