@@ -6,6 +6,7 @@ distribution at random anchors inside its own continuations.
 """
 
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class Options:
     warmup: int = 100
     decay: float = 0.0
     clip: float = 1.0
+    stop_after_s: float = 480.0  # end the draft steps early, counted from the start of the run
     gamma: float = 4.0
     mtp_depth: int = 3
     layers: int = 2
@@ -111,7 +113,7 @@ def run(config: Config) -> Outcome:
     tokenizer = load_tokenizer(o.tokenizer)
     loaded = load_target(o.target, device, with_mtp=False)
     target = loaded.params
-    started = time.perf_counter()
+    began = started = time.perf_counter()
     path = f"{o.tokenizer}/tokenizer.json"
     ids, response = build_tokens(
         o.corpus, path, config.seed + 1, o.stream_tokens, o.mixture, o.processes
@@ -159,15 +161,18 @@ def run(config: Config) -> Outcome:
     load()
     step = captured(loss, [draft, head], o.clip)
     losses: dict[str, float] = {}
-    overlaps = []
+    overlaps: deque[Tensor] = deque(maxlen=50)
+    done = 0
     for i in track(range(o.steps), "draft steps"):
         load()
         value = step()
         optimizer.step(i)
-        if i % 20 == 0 or i + 1 == o.steps:
+        overlaps.append(overlap.clone())
+        done = i + 1
+        if i % 20 == 0 or done == o.steps:
             losses[str(i)] = round(value.item(), 4)
-        if i >= o.steps - 50:
-            overlaps.append(overlap.clone())
+            if time.perf_counter() - began > o.stop_after_s:
+                break
     out = Path(config.output)
     shape_hf = shape.to_hf(loaded.config.layers)
     full = replace(loaded.config, mtp_layers=1)
@@ -178,12 +183,13 @@ def run(config: Config) -> Outcome:
         figures={
             "draft_parameters": sum(t.numel() for t in draft.leaves.values()),
             "mtp_parameters": sum(t.numel() for t in head.leaves.values()),
-            "steps": o.steps,
+            "steps": done,
+            "steps_planned": o.steps,
             "regenerated_tokens": len(texts) * o.response_tokens,
             "build_s": build_s,
             "regenerate_s": regenerate_s,
             "train_s": time.perf_counter() - started,
             "losses_nats": losses,
-            "overlap_by_row": [round(v, 4) for v in torch.stack(overlaps).mean(0).tolist()],
+            "overlap_by_row": [round(v, 4) for v in torch.stack(list(overlaps)).mean(0).tolist()],
         }
     )

@@ -151,6 +151,7 @@ def run(config: Config) -> Outcome:
         "train_s": train_s,
         "losses_nats": {str(i): value for i, value in losses},
     }
+    save_target(out / "target", replace(shape, mtp_layers=0), params, None, tokenizer.eos)
     if done < steps:
         leaves = {name: t.data for name, t in master.leaves.items()}
         state = {"step": done, "losses": losses, "leaves": leaves, "optimizer": optimizer.state()}
@@ -158,5 +159,4 @@ def run(config: Config) -> Outcome:
     else:
         figures["held_out_bits_per_byte"] = bits_per_byte(params, tokenizer, o.corpus)
         figures["probe_rates"] = probe_rates(params, tokenizer, o.probes)
-    save_target(out / "target", replace(shape, mtp_layers=0), params, None, tokenizer.eos)
     return Outcome(figures=figures)
