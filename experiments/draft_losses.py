@@ -15,7 +15,9 @@ def divergence(teacher: Tensor, student: Tensor) -> Tensor:
     return (p.exp() * (p - F.log_softmax(student.float(), -1))).sum(-1)
 
 
-def pick_anchors(first: int, last: int, batch: int, count: int, generator: torch.Generator) -> Tensor:
+def pick_anchors(
+    first: int, last: int, batch: int, count: int, generator: torch.Generator
+) -> Tensor:
     """`count` distinct sorted positions in first .. last - 1 for each sequence: [batch, count]."""
     keys = torch.rand(batch, last - first, generator=generator, device=generator.device)
     return keys.topk(count, -1).indices.sort(-1).values + first
@@ -91,9 +93,7 @@ def mtp_loss(
     for d in range(1, depth + 1):
         past = mtp.layer.init_past(params.layer, tokens.shape[0])
         shifted = tokens[:, d : d + usable]
-        state, _ = mtp.sequence(
-            params, past, target.embed, shifted, state[:, :usable], target.rope
-        )
+        state, _ = mtp.sequence(params, past, target.embed, shifted, state[:, :usable], target.rope)
         student = target.head.sequence(state.gather(1, anchors[..., None].expand(-1, -1, width)))
         at = (anchors + d)[..., None].expand(-1, -1, width)
         teacher = target.head.sequence(hidden.gather(1, at)).detach()

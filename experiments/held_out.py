@@ -1,4 +1,4 @@
-"""How good a target is on text it has not seen: bits per byte, and the two probes, teacher-forced."""
+"""How good a target is on text it has not seen: bits per byte, and two teacher-forced probes."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def bits_per_byte(
 
 @torch.inference_mode()
 def probe_rates(params: text.Params, tokenizer: Tokenizer, trials: int) -> dict[str, float]:
-    """Share of trials whose whole answer is the argmax at every position: what greedy would write."""
+    """Share of trials whose answer is the argmax at every position: what greedy would write."""
     room = min(WINDOW, params.rope.cos.shape[0] - 256)
     sets = {
         "needle": needle_trials(tokenizer.full, trials, room),

@@ -97,7 +97,7 @@ def listing(rng: Random, shortest: int, longest: int) -> str:
 
 
 def echoes(rng: Random, text: str) -> str:
-    """`text` with spans of one to eight words said again elsewhere: they go on differently there."""
+    """`text` with spans of one to eight words said again elsewhere, where other words follow."""
     words = text.split(" ")
     for _ in range(rng.randint(2, 2 + len(words) // 12)):
         start, size = rng.randrange(len(words)), rng.randint(1, 8)

@@ -143,9 +143,7 @@ def run(config: Config) -> Outcome:
         rows = torch.randint(0, len(texts), (batch,), generator=generator, device=device)
         tokens.copy_(texts[rows])
         last = total - o.block
-        anchors.copy_(
-            pick_anchors(o.prompt_tokens - 1, last, batch, o.anchors, generator)
-        )
+        anchors.copy_(pick_anchors(o.prompt_tokens - 1, last, batch, o.anchors, generator))
 
     def loss() -> Tensor:
         with torch.no_grad():

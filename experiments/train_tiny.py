@@ -71,7 +71,7 @@ class Windows:
 
 
 def next_token_loss(params: text.Params, tokens: Tensor, weight: Tensor) -> Tensor:
-    """Weighted mean cross-entropy, in nats, of tokens [batch, n + 1] predicting their successors."""
+    """Weighted mean cross-entropy, in nats, of tokens [batch, n + 1] given those before them."""
     past = text.init_past(params, tokens.shape[0])
     hidden, _, _ = text.sequence(params, past, tokens[:, :-1], (), "train")
     logits = params.head.sequence(hidden).flatten(0, 1).float()

@@ -1,7 +1,7 @@
 """What the two training experiments share: fp32 master weights, optimizers, a captured step."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ T = TypeVar("T")
 Step = Callable[[], Tensor]
 
 
-class Master:
+class Master(Generic[T]):
     """fp32 copies of a pytree's trainable tensors; `view()` is the pytree in its serving dtype.
 
     Gradients flow through the cast, so training sees the numerics that decoding will have.
@@ -40,16 +40,14 @@ class Optimizer:
     """
 
     def __init__(
-        self, masters: Iterable[Master], lr: float, steps: int, warmup: int, decay: float
+        self, masters: Iterable[Master[Any]], lr: float, steps: int, warmup: int, decay: float
     ) -> None:
         named = [(name, t) for m in masters for name, t in m.leaves.items()]
         hidden = [t for name, t in named if is_hidden(name, t)]
         other = [t for name, t in named if not is_hidden(name, t)]
         fused = bool(other) and other[0].is_cuda
         self.parts: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                hidden, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
-            ),
+            torch.optim.Muon(hidden, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(other, lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=fused),
         ]
         self.lr, self.steps, self.warmup = lr, steps, warmup
@@ -77,7 +75,7 @@ def is_hidden(name: str, t: Tensor) -> bool:
     return t.ndim == 2 and min(t.shape) >= 32 and not any(part in name for part in outside)
 
 
-def captured(loss: Callable[[], Tensor], masters: Iterable[Master], clip: float) -> Step:
+def captured(loss: Callable[[], Tensor], masters: Iterable[Master[Any]], clip: float) -> Step:
     """`loss()` with gradients put into the masters, clipped by their joint norm, as one step.
 
     On a GPU the forward and backward pass are one CUDA graph: `loss` must read its batch from

@@ -56,7 +56,10 @@ def usable(text: str) -> bool:
 
 
 def openings(documents: Sequence[Document], least: int, most: int, rest: int) -> Iterator[str]:
-    """The beginning of one long paragraph of each document, cut after a sentence; then others."""
+    """The beginning of one long paragraph of each document, then of others.
+
+    Cut a few words into a sentence: after a whole one, a document may simply be over.
+    """
     found: list[list[str]] = []
     for document in documents:
         found.append([])
@@ -64,7 +67,9 @@ def openings(documents: Sequence[Document], least: int, most: int, rest: int) ->
             ends = [m.end() for m in re.finditer(r"[.!?](?= )|[。！？]", paragraph)]
             cuts = [e for e in ends if least <= e <= most and len(paragraph) - e >= rest]
             if cuts and usable(paragraph):
-                found[-1].append(paragraph[: cuts[-1]])
+                begun = re.compile(r"(?: \S+){3}|\S{6}").match(paragraph, cuts[-1])
+                if begun:
+                    found[-1].append(paragraph[: begun.end()])
     for i in range(max(map(len, found))):
         yield from (texts[i] for texts in found if i < len(texts))
 

@@ -1,4 +1,4 @@
-"""How a variant of an operator is declared: one function, one `torch.library` op, one table entry."""
+"""How a variant of an operator is declared: a function, a `torch.library` op, a table entry."""
 
 import functools
 from collections.abc import Callable, Sequence

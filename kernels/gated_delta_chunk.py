@@ -1,4 +1,4 @@
-"""The gated delta rule over many tokens: the recurrence, and its chunked form for prefill and training.
+"""The gated delta rule over many tokens: the recurrence, and the chunked form of it.
 
 Per head, with state h [d_k, d_v]:  h = exp(g) h;  u = beta (v - h^T k);  h = h + k u^T;  o = h^T q.
 The chunked form solves one unit lower triangular system per chunk instead of stepping through it.
@@ -21,7 +21,7 @@ def unit(x: Tensor) -> Tensor:
 def recurrent(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, h: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Token by token. q, k [batch, heads, tokens, d_k], v [..., d_v], g and beta [..., tokens], fp32.
+    """Token by token; fp32. q, k [batch, heads, tokens, d_k], v [..., d_v], g, beta [..., tokens].
 
     h [batch, heads, d_k, d_v] is the entry state; returns (o [batch, heads, tokens, d_v], h).
     """
@@ -39,8 +39,8 @@ def recurrent(
 def unit_lower_inverse(a: Tensor) -> Tensor:
     """(I + tril(a, -1))^-1 for a [..., n, n], n a power of two, by recursive blocks.
 
-    Two diagonal blocks of size s become one of 2 s: its lower left corner is -D C A. The values come
-    without a graph; one Newton step then carries the gradient, which is exact at a solution.
+    Two diagonal blocks of size s become one of 2 s: its lower left corner is -D C A. The values
+    come without a graph; one Newton step then carries the gradient, which is exact at a solution.
     """
     n = a.shape[-1]
     a = a.tril(-1)

@@ -1,18 +1,19 @@
 """RMSNorm with a zero-centred gain: y = x / sqrt(mean(x^2) + eps) * (1 + weight); fp32 inside.
 
-`plain` reads the gain as it is (y = ... * weight, rounded before the product), as Qwen3's own norms do.
-Both reduce along the last axis only, which torch does row by row: any row count gives the same bits.
+`plain` reads the gain as it is (y = ... * weight, rounded before the product), as Qwen3's norms do.
+Both reduce along the last axis alone, which torch does row by row: the row count changes no bit.
 """
 
 import torch
 from torch import Tensor
 
 from kernels.define import variant
+from kernels.precision import wide
 
 
 def _unit(x: Tensor, eps: float) -> Tensor:
     """x / rms(x) in fp32 (fp64 for fp64 input)."""
-    xf = x.to(torch.promote_types(x.dtype, torch.float32))
+    xf = wide(x)
     return xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps)
 
 

@@ -6,8 +6,8 @@ once draws exactly what a run of single rows draws: sampled speculation equals s
     key_i = mix(seed_i ^ mix(position + i));  bits = mix(mix(key_0 ^ token) + key_1)
     v = min((bits + 0.5) / 2^32, 1 - 2^-24);  token = argmax(logits / T - log(-log1p(-v)))
 
-over the candidates that top-k, then top-p, then min-p leave, in that order. All integers are 32-bit,
-wrapped; ties go to the lowest id. Every row is worked on alone, so its bits cannot depend on others.
+over the candidates that top-k, then top-p, then min-p leave, in that order. Integers are 32-bit and
+wrap; ties go to the lowest id. Every row is worked on alone, so its bits cannot depend on others.
 """
 
 import torch
@@ -29,7 +29,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def gumbel(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise, fp32 like `tokens`; seed int64 [2] of 32-bit halves, position scalar."""
+    """Standard Gumbel noise, fp32, for each of `tokens`; seed int64 [2], position int64 scalar."""
     first = mix(seed[0] ^ mix(position))
     second = mix(seed[1] ^ mix(position + 1))
     bits = mix(mix(first ^ tokens) + second)

@@ -1,7 +1,7 @@
 """The only door to compilation: `jit` for a decoding step, `fused` for a training region.
 
-`jit(fn, backend)` gives back a function of the same signature. Replay equals eager bit for bit: that
-is a test, and it holds because operators are opaque to the compiler (kernels/define.py).
+`jit(fn, backend)` gives back a function of the same signature. Replay equals eager bit for bit:
+that is a test, and it holds because operators are opaque to the compiler (kernels/define.py).
 """
 
 import functools
@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tr.tree import unchecked
 
@@ -26,8 +25,10 @@ MAX_SHAPES = 64  # compiled versions of one function: row counts, mostly
 def jit(fn: Callable[P, R], backend: str = "eager") -> Callable[P, R]:
     """`fn` through a backend; arguments that `fn` documents as donated stay donated.
 
-    eager: annotations are checked on the first call with a given set of shapes, then no more.
-    inductor: one whole-graph compilation per set of shapes. Raises ValueError for other names.
+    A version is made for each set of shapes of the arguments that are plain tensors (a step's row
+    count); pytree arguments are expected to keep theirs.
+    eager: annotations are checked on the first call of a version, then no more.
+    inductor: one whole-graph compilation per version. Raises ValueError for other names.
     """
     if backend in PLANNED:
         raise ValueError(f"jit.backend: {backend} is not built yet; use {' or '.join(BACKENDS)}")
@@ -38,7 +39,7 @@ def jit(fn: Callable[P, R], backend: str = "eager") -> Callable[P, R]:
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        key = _shapes((args, kwargs))
+        key = tuple(a.shape for a in args if isinstance(a, Tensor))
         version = versions.get(key)
         if version is None:
             if len(versions) == MAX_SHAPES:
@@ -76,16 +77,9 @@ def unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of `fn` with a code object of its own: Dynamo's recompile limit counts per code object."""
+    """A copy of `fn` with its own code object, for which Dynamo counts recompilations."""
     copy = types.FunctionType(
         fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
     )
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
-
-
-def _shapes(tree: Any) -> tuple[Any, ...]:
-    """What a compiled version depends on: structure, and every tensor's shape, dtype and device."""
-    leaves, spec = pytree.tree_flatten(tree)
-    tensors = tuple((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in leaves)
-    return spec, tensors

@@ -1,7 +1,8 @@
 """Attention of a few rows over a key-value cache, and its output gate.
 
 Row i at position p = pos + i, query head h, key-value head h // group:
-    a = softmax_j(q . k_j / sqrt(d)) over j <= p;   y = (sum_j a_j v_j) * sigmoid(gate), both rounded
+    a = softmax_j(q . k_j / sqrt(d)) over j <= p
+    y = (sum_j a_j v_j) * sigmoid(gate), both factors rounded
 """
 
 from kernels.attention_decode.reference import attention_decode as reference

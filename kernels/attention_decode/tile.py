@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.attention_decode.reference import fake
 from kernels.define import variant
 from kernels.matmul.tile import TILE, tile
+from kernels.precision import wide
 
 BLOCK = 512
 
@@ -19,25 +20,25 @@ BLOCK = 512
 def attention_decode(
     q: Tensor, gate: Tensor, k_cache: Tensor, v_cache: Tensor, pos: Tensor
 ) -> Tensor:
-    """As the reference; the caches' capacity must be a multiple of 512 and d one of 64."""
+    """As the reference; the caches' capacity must be a multiple of 512 and d one of 32."""
     rows, heads, d = q.shape
     kv_heads, capacity, _ = k_cache.shape
     if capacity % BLOCK or d % 32:
         raise ValueError(
-            f"attention_decode: tile needs a capacity that is a multiple of {BLOCK} and d one of 32, "
-            f"got {capacity} and {d}; use kernel.attention_decode=reference"
+            f"attention_decode: tile needs a capacity that is a multiple of {BLOCK} and d one of"
+            f" 32, got {capacity} and {d}; use kernel.attention_decode=reference"
         )
     group = heads // kv_heads
     first = int(pos)
-    query = (tile(q).float() * d**-0.5).view(TILE, kv_heads, group, d)
+    query = (wide(tile(q)) * d**-0.5).view(TILE, kv_heads, group, d)
     query = query.permute(1, 2, 0, 3).reshape(kv_heads, group * TILE, d)  # [kv, (group row), d]
     last = torch.arange(first, first + TILE).repeat(group)[:, None]  # the last key each row sees
     top = query.new_full((kv_heads, group * TILE, 1), -torch.inf)
     total = query.new_zeros(kv_heads, group * TILE, 1)
     out = torch.zeros_like(query)
     for start in range(0, first + rows, BLOCK):
-        k = k_cache[:, start : start + BLOCK].float()
-        v = v_cache[:, start : start + BLOCK].float()
+        k = wide(k_cache[:, start : start + BLOCK])
+        v = wide(v_cache[:, start : start + BLOCK])
         keys = torch.arange(start, start + BLOCK)
         scores = torch.bmm(query, k.transpose(1, 2)).masked_fill_(keys > last, -torch.inf)
         peak = torch.maximum(top, scores.amax(-1, keepdim=True))

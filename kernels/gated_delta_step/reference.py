@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.define import variant
 from kernels.gated_delta_chunk import unit
+from kernels.precision import wide
 
 MUTATES = ("h", "tail", "past_x", "past_k", "past_u", "past_decay")
 
@@ -38,7 +39,7 @@ def absorb(
     past_decay: Tensor,
     pending: int,
 ) -> None:
-    """Fold the first `pending` records into the checkpoint h and the convolution's tail, in place."""
+    """Fold the first `pending` records into checkpoint h and the convolution's tail, in place."""
     group = h.shape[0] // past_k.shape[1]
     for i in range(pending):
         k = past_k[i].repeat_interleave(group, 0)
@@ -84,15 +85,15 @@ def gated_delta_step(
     for i in range(x.shape[0]):
         c = F.conv1d(window[i : i + width].t()[None], conv_weight[:, None], groups=x.shape[1])
         q, k, v = F.silu(c)[0, :, 0].split([k_heads * d_k, k_heads * d_k, v_heads * d_v])
-        q, k = (unit(t.view(k_heads, d_k).float()) for t in (q, k))
+        q, k = (unit(wide(t.view(k_heads, d_k))) for t in (q, k))
         past_k[i] = k
         q, k = (t.repeat_interleave(v_heads // k_heads, 0) for t in (q / d_k**0.5, k))
         b, a = ba[i].split(v_heads)
-        beta = b.sigmoid().float()
-        g = -a_log.float().exp() * F.softplus(a.float() + dt_bias)
+        beta = wide(b.sigmoid())
+        g = -wide(a_log).exp() * F.softplus(wide(a) + dt_bias)
         decay = g.exp()
         s = s * decay[:, None, None]
-        u = (v.view(v_heads, d_v).float() - (s * k[:, :, None]).sum(1)) * beta[:, None]
+        u = (wide(v.view(v_heads, d_v)) - (s * k[:, :, None]).sum(1)) * beta[:, None]
         s = s + k[:, :, None] * u[:, None, :]
         o = (s * q[:, :, None]).sum(1)
         past_x[i], past_u[i], past_decay[i] = x[i], u, decay
@@ -102,6 +103,6 @@ def gated_delta_step(
 
 def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     """o, z [..., d_v] -> rms-normed o, rounded, times weight, times silu(z) in fp32, rounded."""
-    of = o.float()
+    of = wide(o)
     y = of * torch.rsqrt(of.pow(2).mean(-1, keepdim=True) + eps)
-    return ((weight * y.to(o.dtype)) * F.silu(z.float())).to(o.dtype)
+    return ((weight * y.to(o.dtype)) * F.silu(wide(z))).to(o.dtype)

@@ -11,13 +11,14 @@ from torch import Tensor
 from kernels.define import variant
 from kernels.gated_delta_chunk import unit
 from kernels.gated_delta_step.reference import MUTATES, absorb, fake, gated_norm
+from kernels.precision import wide
 
 LANES = 64
 
 
 def _lanes(x: Tensor) -> Tensor:
-    """x [rows, n] in fp32, zero-padded to a multiple of 64 columns."""
-    return F.pad(x.float(), (0, -x.shape[1] % LANES))
+    """x [rows, n], widened, zero-padded to a multiple of 64 columns."""
+    return F.pad(wide(x), (0, -x.shape[1] % LANES))
 
 
 @variant("gated_delta_step", "tile", fake, MUTATES)
@@ -43,18 +44,18 @@ def gated_delta_step(
     k_heads, dtype = past_k.shape[1], qkvz.dtype
     if channels % LANES or (v_heads * d_v) % LANES:
         raise ValueError(
-            f"gated_delta_step: tile needs channels and v_heads * d_v that are multiples of {LANES}, "
-            f"got {channels} and {v_heads * d_v}; use kernel.gated_delta_step=reference"
+            f"gated_delta_step: tile needs channels and v_heads * d_v to be multiples of {LANES},"
+            f" got {channels} and {v_heads * d_v}; use kernel.gated_delta_step=reference"
         )
     absorb(h, tail, past_x, past_k, past_u, past_decay, int(pending))
     x, z = qkvz.split([channels, v_heads * d_v], -1)
     past_x[:rows] = x
-    window = torch.cat([tail, x]).float()
-    taps = conv_weight.float().unbind(1)
+    window = wide(torch.cat([tail, x]))
+    taps = wide(conv_weight).unbind(1)
     c = taps[0] * window[:rows]
     for j, tap in enumerate(taps[1:], 1):
         c = c + tap * window[j : j + rows]
-    c = F.silu(c.to(dtype).float()).to(dtype).float()
+    c = wide(F.silu(wide(c.to(dtype))).to(dtype))
     q, k, v = c.split([k_heads * d_k, k_heads * d_k, v_heads * d_v], -1)
     q = unit(q.view(rows, k_heads, d_k)) / d_k**0.5
     k = unit(k.view(rows, k_heads, d_k))
@@ -62,8 +63,8 @@ def gated_delta_step(
     q, k = (t.repeat_interleave(v_heads // k_heads, 1) for t in (q, k))
     v = v.view(rows, v_heads, d_v)
     b, a = ba.split(v_heads, -1)
-    beta = _lanes(b).sigmoid()[:, :v_heads].to(dtype).float()
-    g = F.softplus(_lanes(a.float() + dt_bias))
+    beta = wide(_lanes(b).sigmoid()[:, :v_heads].to(dtype))
+    g = F.softplus(_lanes(wide(a) + dt_bias))
     decay = _lanes(-_lanes(a_log[None]).exp()[:, :v_heads] * g[:, :v_heads]).exp()[:, :v_heads]
     past_decay[:rows] = decay
     s = h.clone()

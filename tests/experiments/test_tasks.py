@@ -78,7 +78,7 @@ def test_tool_calls_fit_their_schema():
     types = {"string": str, "integer": int, "boolean": bool, "array": list}
     for seed in range(200):
         chat = tasks.tool_call(Random(seed))
-        declared = {t["function"]["name"]: t["function"]["parameters"] for t in chat.tools}
+        declared = {t["function"]["name"]: t["function"]["parameters"] for t in chat.tools or []}
         for call in chat.messages[1]["tool_calls"]:
             schema = declared[call["function"]["name"]]
             arguments = call["function"]["arguments"]

@@ -4,8 +4,10 @@ from typing import TypeVar
 
 import torch
 
+from kernels.gated_delta_step.reference import absorb
 from tr.model import mtp, text
 from tr.model.config import FULL, LINEAR, ModelConfig
+from tr.nn import attention, gated_delta_net
 from tr.tree import map_tensors, replace_tensors, tensors
 
 T = TypeVar("T")
@@ -66,3 +68,18 @@ def prefilled(params: text.Params, prompt: torch.Tensor, capacity: int = CAPACIT
     """The state behind `prompt`, which may be empty."""
     state = text.init_state(params, capacity, ROWS)
     return text.prefill(params, state, prompt)[2] if len(prompt) else state
+
+
+def meaning(state: text.State) -> dict[str, torch.Tensor]:
+    """What a state stands for: pending rows folded in, cache rows that are live, the position."""
+    state = copy(state)
+    pos, pending = int(state.pos), int(state.pending)
+    out = {"pos": state.pos}
+    for i, s in enumerate(state.layers):
+        if isinstance(s, attention.State):
+            out |= {f"{i}.k": s.k[:, :pos], f"{i}.v": s.v[:, :pos]}
+        else:
+            assert isinstance(s, gated_delta_net.State)
+            absorb(s.h, s.tail, s.past_x, s.past_k, s.past_u, s.past_decay, pending)
+            out |= {f"{i}.h": s.h, f"{i}.tail": s.tail}
+    return out

@@ -7,11 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.gated_delta_step.reference import absorb
 from kernels.registry import select
-from tests.model.small import CONFIG, copy, prefilled, random_params, random_tokens
+from tests.model.small import CONFIG, copy, meaning, prefilled, random_params, random_tokens
 from tr.model import text
-from tr.nn import attention, gated_delta_net
 from tr.tree import tensors
 
 PROMPT, DRAFTS = 40, 7
@@ -26,21 +24,6 @@ def block(state: text.State, tokens: torch.Tensor, keep: int, variant: str) -> t
     """A step over `tokens` of which the first `keep` are accepted."""
     _, state = text.step(model(), state, tokens, select(variant))
     return text.commit(state, torch.tensor(keep))
-
-
-def meaning(state: text.State) -> dict[str, torch.Tensor]:
-    """What a state stands for: pending rows folded in, cache rows that are live, the position."""
-    state = copy(state)
-    pos, pending = int(state.pos), int(state.pending)
-    out = {"pos": state.pos}
-    for i, s in enumerate(state.layers):
-        if isinstance(s, attention.State):
-            out |= {f"{i}.k": s.k[:, :pos], f"{i}.v": s.v[:, :pos]}
-        else:
-            assert isinstance(s, gated_delta_net.State)
-            absorb(s.h, s.tail, s.past_x, s.past_k, s.past_u, s.past_decay, pending)
-            out |= {f"{i}.h": s.h, f"{i}.tail": s.tail}
-    return out
 
 
 def assert_same(a: text.State, b: text.State, note: object = None) -> None:

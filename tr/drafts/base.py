@@ -1,8 +1,8 @@
 """What every draft strategy is: a frozen object with pure functions over its own state.
 
-A step of the decoding loop is propose -> verify -> accept -> commit. A draft sees the committed text
-and what the target computed for it, never the target's state, and cannot change the output: it only
-decides how many tokens one step may keep.
+A step of the decoding loop is propose -> verify -> accept -> commit. A draft sees the committed
+text and what the target computed for it, never the target's state, and cannot change the output:
+it only decides how many tokens one step may keep.
 """
 
 from typing import Any, Protocol
@@ -30,6 +30,9 @@ class Feed:
     history: Int64[Tensor, " capacity"]  # every token so far; valid up to and including `pos`
 
 
+UNLIMITED = 1 << 62
+
+
 class Draft(Protocol):
     """One strategy. `rows` is the most rows a verify step of it has: the anchor and its drafts."""
 
@@ -38,6 +41,11 @@ class Draft(Protocol):
 
     @property
     def rows(self) -> int: ...
+
+    @property
+    def reach(self) -> int:
+        """An anchor at `reach - n` may have at most n rows: the draft's tables end there."""
+        ...
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -55,6 +55,10 @@ class Dflash2:
         return self.tokens + 1
 
     @property
+    def reach(self) -> int:
+        return self.params.rope.cos.shape[0] - self.params.config.block + 1
+
+    @property
     def taps(self) -> tuple[int, ...]:
         return self.params.config.taps
 
@@ -69,12 +73,13 @@ class Dflash2:
             )
         )
 
-    def prime(
-        self, state: State, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int
-    ) -> State:
-        keep = min(len(taps), ring_rows(self.params.config, self.window))  # later rows win
-        first = pos + len(taps) - keep
-        return self._write(state, taps[-keep:], torch.arange(first, first + keep))
+    def prime(self, state: State, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int) -> State:
+        end = min(len(taps), self.params.rope.cos.shape[0] - pos)  # past the tables: of no use
+        keep = min(end, ring_rows(self.params.config, self.window))  # later rows win
+        if keep < 1:
+            return state
+        first = pos + end - keep
+        return self._write(state, taps[end - keep : end], torch.arange(first, first + keep))
 
     def propose(self, state: State, feed: Feed, sampling: Sampling) -> tuple[Tensor, State]:
         c = self.params.config

@@ -4,7 +4,7 @@ The target's residuals at a few layers become keys and values in every draft lay
 block rows, anchor first and masks after it, run through the layers once (`block`); a selector then
 walks a path through the best candidates of each row (`candidates`, `walk`). Training and decoding
 call the same functions. DFlash 1 is the case without convolutions and selector.
-Source: DFlash (arXiv 2602.06036) and the DFlash 2 reference; norms are plain gain, unlike the target's.
+Source: DFlash (arXiv 2602.06036) and DFlash 2; norms are plain gain, unlike the target's.
 """
 
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ class Config:
 
 @tree
 class Conv:
-    """Block-local causal convolution whose taps depend on the row: one before, one after a sublayer."""
+    """Block-local causal convolution, taps depend on the row; sides: before, after a sublayer."""
 
     base: Float[Tensor, "side=2 width d_model"]
     projection: Dense  # [2 width groups, d_model], laid out [side, tap, group]
@@ -249,7 +249,7 @@ def block(
     positions: Int64[Tensor, "batch rows"],
     seen: Bool[Tensor, "batch rows keys"],
 ) -> Float[Tensor, "batch rows d_model"]:
-    """Rows of whole blocks (anchor, masks, anchor, masks, ...) through the network, final norm last.
+    """Rows of whole blocks (anchor, masks, anchor, masks, ...) through the network; normed.
 
     x are the target's embeddings of the rows' tokens; `seen` says which context keys each row may
     read. Rows see their own block whole (`causal`: up to themselves), other blocks never.
@@ -302,7 +302,7 @@ def _conv(p: Conv, c: Config, side: int, dynamic: Tensor, z: Tensor) -> Tensor:
 
 
 def logits(params: Params, head: Dense, hidden: Tensor, ids: int) -> Tensor:
-    """Draft logits [..., vocab] of hidden [..., d_model]; rows past the `ids` real tokens are -inf."""
+    """Draft logits [..., vocab] of hidden [..., d_model]; -inf past the `ids` real tokens."""
     c = params.config
     y = head.sequence(hidden) * c.output_multiplier
     if c.softcap is not None:
@@ -318,7 +318,7 @@ def pair_scores(
     tokens: Int64[Tensor, "... candidates"],
     scores: Float[Tensor, "... candidates"],
 ) -> Float[Tensor, "... candidates"]:
-    """Candidates' logits plus what following token `before` adds: S(a, b) = U(b) + A[a] h . B[b]."""
+    """Candidates' logits plus what following `before` adds: S(a, b) = U(b) + A[a] h . B[b]."""
     s = params.selector
     key = F.embedding(before, s.predecessor) * s.projection.sequence(hidden)
     return scores + (F.embedding(tokens, s.successor) * key[..., None, :]).sum(-1)

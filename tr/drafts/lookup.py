@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tr.drafts.base import Feed
+from tr.drafts.base import UNLIMITED, Feed
 from tr.model.sampling import Sampling
 
 
@@ -20,6 +20,7 @@ class Lookup:
     ngram_max: int
     name: str = "lookup"
     taps: tuple[int, ...] = ()
+    reach: int = UNLIMITED
 
     @property
     def rows(self) -> int:

@@ -18,7 +18,6 @@ from tr.model.sampling import Sampling
 from tr.tree import tree
 
 
-
 @tree
 class State:
     cache: layer.State
@@ -39,15 +38,20 @@ class Mtp:
     def rows(self) -> int:
         return self.tokens + 1
 
+    @property
+    def reach(self) -> int:
+        return self.target.rope.cos.shape[0] - self.tokens + 1
+
     def init_state(self, capacity: int) -> State:
+        """The chain runs up to `tokens` positions past the text: the cache has room for them."""
+        block = text.CACHE_BLOCK
+        allocated = -(-(capacity + self.tokens) // block) * block
         return State(
-            cache=layer.init_state(self.params.layer, capacity, self.rows),
+            cache=layer.init_state(self.params.layer, allocated, self.rows),
             last=torch.zeros_like(self.target.norm),
         )
 
-    def prime(
-        self, state: State, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int
-    ) -> State:
+    def prime(self, state: State, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int) -> State:
         pairs = torch.cat([state.last[None], hidden[:-1]])
         start = 1 if pos == 0 else 0
         cache = state.cache
@@ -85,7 +89,7 @@ class Mtp:
 
 
 def choose(logits: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
-    """A draft of logits [n]: the argmax, or under sampling the winner with the target's own noise."""
+    """A draft of logits [n]: the argmax; under sampling the winner with the target's noise."""
     heat = float(sampling.temperature)
     if heat == 0:
         return logits.argmax()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.sample import mix
-from tr.drafts.base import Feed
+from tr.drafts.base import UNLIMITED, Feed
 from tr.model.sampling import Sampling
 
 
@@ -27,6 +27,7 @@ class Oracle:
     seed: int = 0
     name: str = "oracle"
     taps: tuple[int, ...] = ()
+    reach: int = UNLIMITED
 
     @property
     def rows(self) -> int:

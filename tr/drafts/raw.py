@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tr.drafts.base import Feed
+from tr.drafts.base import UNLIMITED, Feed
 from tr.model.sampling import Sampling
 
 
@@ -14,6 +14,7 @@ class Raw:
     name: str = "raw"
     rows: int = 1
     taps: tuple[int, ...] = ()
+    reach: int = UNLIMITED
 
     def init_state(self, capacity: int) -> None:
         return None

@@ -92,7 +92,9 @@ class ModelConfig:
             FULL if (i + 1) % interval == 0 else LINEAR for i in range(n)
         ]
         if len(types) != n:
-            raise ValueError(f"layer_types: expected {n} entries (num_hidden_layers), got {len(types)}")
+            raise ValueError(
+                f"layer_types: expected {n} entries (num_hidden_layers), got {len(types)}"
+            )
         tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
         return cls(
             vocab=need(text, "vocab_size"),

@@ -24,9 +24,7 @@ class Params:
     eps: float = static()
 
 
-def init(
-    config: ModelConfig, kind: str, generator: torch.Generator, dtype: torch.dtype
-) -> Params:
+def init(config: ModelConfig, kind: str, generator: torch.Generator, dtype: torch.dtype) -> Params:
     zeros = torch.zeros(config.d_model, dtype=dtype, device=generator.device)
     if kind == FULL:
         mixer = attention.init(config.attention, config.d_model, generator, dtype)

@@ -85,7 +85,9 @@ def step(
 ) -> tuple[Float[Tensor, "rows d_model"], layer.State]:
     """A few pairs at cache rows pos, pos + 1, ...; `state` is donated."""
     e = ops.rms_norm(F.embedding(tokens, embed), params.norm_embedding, params.eps)
-    x = params.fc.step(torch.cat([e, ops.rms_norm(hidden, params.norm_hidden, params.eps)], -1), ops)
+    x = params.fc.step(
+        torch.cat([e, ops.rms_norm(hidden, params.norm_hidden, params.eps)], -1), ops
+    )
     x, delta, state = layer.step(params.layer, state, x, None, pos, pos, rope, ops)
     _, out = ops.add_rms_norm(x, delta, params.norm, params.eps)
     return out, state

@@ -19,6 +19,8 @@ from tr.nn.gated_delta_net import Form
 from tr.nn.rope import Rope, rope
 from tr.tree import static, tree, typed
 
+CACHE_BLOCK = 512
+
 
 @tree
 class Params:
@@ -77,18 +79,22 @@ def tables(config: ModelConfig, dtype: torch.dtype, device: str) -> Rope:
 
 
 def init_state(params: Params, capacity: int, rows: int) -> State:
-    """Empty state for `capacity` tokens and steps of up to `rows` rows."""
+    """Empty state for `capacity` tokens and steps of up to `rows` rows.
+
+    Caches are zero-filled and padded to a multiple of CACHE_BLOCK rows: some variants read them by
+    whole blocks. Raises ValueError where the model has fewer positions.
+    """
     limit = params.rope.cos.shape[0]
-    if capacity < 1:
-        raise ValueError(f"state: capacity must be at least 1 token, got {capacity}")
-    if capacity - rows > limit:
+    if not 1 <= capacity <= limit:
         raise ValueError(
-            f"state: capacity {capacity} exceeds the model's {limit} positions; lower max_context"
+            f"state: expected a capacity of 1 .. {limit} tokens (the model's positions),"
+            f" got {capacity}; set kv.capacity_tokens"
         )
+    allocated = -(-capacity // CACHE_BLOCK) * CACHE_BLOCK
     device = params.embed.device
     zero = torch.zeros((), dtype=torch.int64, device=device)
     return State(
-        layers=tuple(layer.init_state(p, capacity, rows) for p in params.layers),
+        layers=tuple(layer.init_state(p, allocated, rows) for p in params.layers),
         pos=zero,
         pending=zero.clone(),
     )
@@ -106,11 +112,11 @@ def sequence(
     taps: Sequence[int] = (),
     form: Form = "chunk",
 ) -> tuple[
-    Float[Tensor, "batch tokens d_model"], Float[Tensor, "batch tokens taps"], tuple[layer.Past, ...]
+    Float[Tensor, "batch tokens d_model"],
+    Float[Tensor, "batch tokens taps"],
+    tuple[layer.Past, ...],
 ]:
     """Many tokens after `past`; pure. Returns the final-norm hidden, the taps and the new past."""
-    if tokens.shape[1] > (limit := params.rope.cos.shape[0]):
-        raise ValueError(f"sequence: {tokens.shape[1]} tokens exceed the model's {limit} positions")
     x = F.embedding(tokens, params.embed)
     seen, new = [], []
     for i, (p, before) in enumerate(zip(params.layers, past, strict=True)):
@@ -152,7 +158,7 @@ def step(
     ops: Ops,
     taps: Sequence[int] = (),
 ) -> tuple[Rows, State]:
-    """Run rows at positions pos, pos + 1, ...; `state` is donated.
+    """Run rows at positions pos, pos + 1, ...; `state` is donated, its pending rows fold in.
 
     Nothing is committed: the caches hold the rows, the recurrent layers their records. `commit`
     says how many of them stay; the next step overwrites the others before anything reads them.
@@ -167,6 +173,7 @@ def step(
         if i in taps:
             seen.append(x + delta)
     assert delta is not None
+    state.pending.zero_()
     _, hidden = ops.add_rms_norm(x, delta, params.norm, params.eps)
     rows = Rows(
         logits=params.head.step(hidden, ops),
@@ -180,8 +187,8 @@ def step(
 def commit(state: State, rows: Int64[Tensor, ""]) -> State:
     """Keep the first `rows` rows of the last step; `state` is donated.
 
-    Also the way back: committing fewer rows than were accepted rewinds to the cut.
+    May be called again before the next step with another count: a cut inside the block.
     """
-    state.pos.add_(rows)
+    state.pos.add_(rows - state.pending)
     state.pending.copy_(rows)
     return state

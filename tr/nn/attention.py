@@ -1,4 +1,4 @@
-"""Gated attention: per-head query-key norm, partial rotary embedding, grouped heads, output gate."""
+"""Gated attention: query-key norm, partial rotary embedding, grouped heads, output gate."""
 
 from dataclasses import dataclass
 
@@ -83,6 +83,10 @@ def sequence(
     qg, k, v = params.qkv.sequence(x).split([2 * inner, kv, kv], -1)
     q, gate = qg.unflatten(-1, (s.heads, 2 * s.d_head)).chunk(2, -1)
     k, v = (t.unflatten(-1, (s.kv_heads, s.d_head)) for t in (k, v))
+    if before + tokens > (limit := rope.cos.shape[0]):
+        raise ValueError(
+            f"attention: {before + tokens} tokens exceed the model's {limit} positions"
+        )
     cos, sin = (t[before : before + tokens] for t in (rope.cos, rope.sin))
     q = rotate(rms_norm(q, params.q_norm, s.eps), cos, sin).transpose(1, 2)
     k = rotate(rms_norm(k, params.k_norm, s.eps), cos, sin).transpose(1, 2)
@@ -116,10 +120,18 @@ def step(
     rope: Rope,
     ops: Ops,
 ) -> tuple[Float[Tensor, "rows d_model"], State]:
-    """A few rows at positions pos, pos + 1, ...; `state` is donated: their keys and values go in."""
+    """A few rows at positions pos, pos + 1, ...; `state` is donated: their k and v go in."""
     qkv = params.qkv.step(x, ops)
     q, gate = ops.qk_rope_store(
-        qkv, params.q_norm, params.k_norm, rope.cos, rope.sin, pos, state.k, state.v, params.spec.eps
+        qkv,
+        params.q_norm,
+        params.k_norm,
+        rope.cos,
+        rope.sin,
+        pos,
+        state.k,
+        state.v,
+        params.spec.eps,
     )
     return params.out.step(ops.attention_decode(q, gate, state.k, state.v, pos), ops), state
 

@@ -166,7 +166,7 @@ def step(
     pending: Int64[Tensor, ""],
     ops: Ops,
 ) -> tuple[Float[Tensor, "rows d_model"], State]:
-    """A few rows; `state` is donated: the first `pending` records fold in, x's rows replace them."""
+    """A few rows; `state` is donated: `pending` records fold in, then x's rows replace them."""
     y = ops.gated_delta_step(
         params.in_qkvz.step(x, ops),
         params.in_ba.step(x, ops),

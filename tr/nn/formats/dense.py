@@ -13,16 +13,18 @@ from tr.tree import static, tree
 
 @tree
 class Dense:
-    """`weight` stacks matrices of `splits` rows each (q, k and v, say); one split: a plain matrix."""
+    """`weight` stacks matrices of `splits` rows each (q, k and v, say)."""
 
     weight: Float[Tensor, "out in"]
     splits: tuple[int, ...] = static()
 
     def sequence(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Many tokens, any leading axes, differentiable: one library matmul per stacked matrix."""
-        if len(self.splits) == 1:
-            return F.linear(x, self.weight)
-        return torch.cat([F.linear(x, w) for w in self.weight.split(self.splits)], -1)
+        """Many tokens, any leading axes, differentiable: one library matmul per stacked matrix.
+
+        In x's dtype: a weight held wider for the few-rows path is rounded back.
+        """
+        parts = self.weight.to(x.dtype).split(self.splits)
+        return torch.cat([F.linear(x, w) for w in parts], -1)
 
     def step(self, x: Float[Tensor, "rows in"], ops: Ops) -> Float[Tensor, "rows out"]:
         """A few rows through the operator `matmul`."""

@@ -1,0 +1,66 @@
+"""Prompt lookup: the longest match, then the latest; a period is found; nothing is nothing."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.decode.small import model
+from tr.decode.generate import generate
+from tr.drafts.lookup import Lookup, find
+from tr.drafts.raw import Raw
+from tr.model.sampling import sampling
+
+
+def after(text: list[int], low: int = 2, high: int = 4) -> list[int]:
+    return find(torch.tensor(text, dtype=torch.int64), low, high).tolist()
+
+
+def test_the_longest_match_wins_over_a_later_one():
+    assert after([1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3]) == [7, 9, 2, 3, 8, 1, 2, 3]
+
+
+def test_the_latest_of_equal_matches_wins():
+    assert after([1, 2, 7, 1, 2, 8, 1, 2]) == [8, 1, 2]
+
+
+def test_a_match_longer_than_the_cap_does_not_beat_a_later_one():
+    text = [1, 2, 3, 4, 7, 9, 3, 4, 8, 1, 2, 3, 4]
+    assert after(text, high=4) == [7, 9, 3, 4, 8, 1, 2, 3, 4]
+    assert after(text, high=2) == [8, 1, 2, 3, 4]
+
+
+def test_a_period_is_found_at_its_own_distance():
+    assert after([9, 5, 6, 5, 6, 5, 6]) == [5, 6]
+    assert after([5, 5, 5, 5]) == [5]
+
+
+def test_nothing_is_found():
+    for text in ([], [1], [1, 2], [1, 2, 3, 4], [2, 7, 1, 2]):
+        assert after(text) == []
+    assert after([2, 7, 1, 2], low=1) == [7, 1, 2]
+
+
+@given(
+    text=st.lists(st.integers(0, 2), max_size=30),
+    low=st.integers(1, 4),
+    extra=st.integers(0, 3),
+)
+def test_by_brute_force(text, low, extra):
+    """For every earlier end, the length of the common suffix, at most `high`."""
+    high, best = low + extra, (0, -1)
+    for end in range(len(text) - 1):
+        length = 0
+        while length < min(high, end + 1) and text[end - length] == text[-1 - length]:
+            length += 1
+        best = max(best, (length, end))
+    want = text[best[1] + 1 :] if best[0] >= low else []
+    assert after(text, low, high) == want
+
+
+def test_at_most_as_many_as_asked_for():
+    """And a text that repeats itself is drafted from its own output, not the prompt alone."""
+    m, prompt = model(), [3, 4, 5, 6] * 6
+    strategy = Lookup(5, 2, 4)
+    counts = generate(m, strategy, prompt, sampling(), 40, (), 128)
+    assert counts.proposed[0] <= 5 and max(counts.proposed) <= 5
+    assert counts.tokens == generate(m, Raw(), prompt, sampling(), 40, (), 128).tokens

@@ -1,0 +1,78 @@
+"""Text in, text out: python -m tr.generate prompt="Why is the sky blue?" [key=value ...]
+
+`chat=false` continues the prompt as it stands. The last line says how many tokens a step gave.
+"""
+
+import sys
+
+import torch
+
+from tr import overrides
+from tr.assemble import assemble, sampling_of
+from tr.config import Generate
+from tr.decode.generate import Counts, answer
+
+MISTAKE, INTERRUPTED = 2, 130
+
+
+def run(config: Generate) -> None:
+    """Stream one answer to standard output, its figures to standard error."""
+    if not config.prompt:
+        raise ValueError('prompt is empty; give one: prompt="Why is the sky blue?"')
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    made = assemble(config)
+    draft = made.draft(config)
+    tokenizer = made.tokenizer
+    if config.chat:
+        message = {"role": "user", "content": config.prompt}
+        prompt = tokenizer.chat([message], enable_thinking=False)
+    else:
+        prompt = tokenizer.encode(config.prompt)
+        print(config.prompt, end="", flush=True)
+    text, counts = tokenizer.detokenizer(special=False), Counts()
+    steps = answer(
+        made.model,
+        draft,
+        prompt,
+        sampling_of(config),
+        config.max_new_tokens,
+        made.eos,
+        config.kv.capacity_tokens,
+        counts,
+    )
+    for tokens in steps:
+        print(text.extend(tokens), end="", flush=True)
+    print(text.flush())
+    for warning in made.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(summary(draft.name, len(prompt), counts), file=sys.stderr)
+
+
+def summary(draft: str, prompt: int, counts: Counts) -> str:
+    speed = sum(counts.kept) / counts.seconds if counts.seconds else 0.0
+    return (
+        f"[{draft}: {counts.tokens_per_step:.2f} tokens per step, {speed:.0f} tokens/s;"
+        f" {prompt} prompt + {len(counts.tokens)} new tokens, stopped by {counts.stop}]"
+    )
+
+
+def main() -> int:
+    args = sys.argv[1:]
+    if "-h" in args or "--help" in args:
+        print(overrides.usage("tr.generate", "generate"))
+        return 0
+    try:
+        run(overrides.load(args, "generate"))
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
