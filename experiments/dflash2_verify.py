@@ -2,15 +2,19 @@
 
 Four families of prompts, greedy and at one temperature with a seed. The verdict compares every
 token of both with raw decoding by the same operators; `draft=mtp|lookup|raw` on the command line
-judges another strategy by the same report.
+judges another strategy by the same report; `draft=oracle` replays raw decoding's own output with
+errors, and the record says that its acceptance is simulated.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from experiments.measure import Job, Tally, encode, tally
 from tr.assemble import assemble, sampling_of
-from tr.config import Config, Kernel, MtpDraft
+from tr.config import Config, Kernel, MtpDraft, OracleDraft
+from tr.drafts.oracle import Oracle
 from tr.drafts.raw import Raw
 from tr.model.sampling import sampling
 from tr.report.progress import progress
@@ -31,7 +35,8 @@ class Options:
 def run(config: Config) -> Outcome:
     o = config.options(Options)
     made = assemble(config)
-    draft = made.draft(config)
+    oracle = config.draft if isinstance(config.draft, OracleDraft) else None
+    draft = Raw() if oracle else made.draft(config)
     greedy = sampling_of(config)
     heat = sampling(o.temperature, seed=config.seed, device=greedy.seed.device)
     capacity, tokens = config.kv.capacity_tokens, config.max_new_tokens
@@ -42,7 +47,7 @@ def run(config: Config) -> Outcome:
         "raw sampled": Job(made, Raw(), heat, sampled, capacity),
         "speculative sampled": Job(made, draft, heat, sampled, capacity),
     }
-    if o.mtp and draft.name != "mtp" and made.mtp is not None:
+    if o.mtp and config.draft.strategy != "mtp" and made.mtp is not None:
         chain = made.draft(replace(config, draft=MtpDraft(tokens=3)))
         jobs["mtp"] = Job(made, chain, greedy, tokens, capacity)
     if o.reference:
@@ -54,7 +59,8 @@ def run(config: Config) -> Outcome:
     }
     for job in jobs.values():  # first calls compile, fill caches and check shapes
         replace(job, tokens=min(16, job.tokens)).run(next(iter(families.values()))[0])
-    figures: dict[str, Any] = {"draft": draft.name, "rows": draft.rows, "families": {}}
+    rows = oracle.tokens + 1 if oracle else draft.rows
+    figures: dict[str, Any] = {"draft": config.draft.strategy, "rows": rows, "families": {}}
     compared, first = 0, None
     with progress() as bars:
         for family, prompts in families.items():
@@ -62,8 +68,12 @@ def run(config: Config) -> Outcome:
             for name, job in jobs.items():
                 few = prompts[:1] if name == "raw reference" else prompts
                 bar = bars.add_task(f"{family}: {name}", total=len(few) * job.tokens, unit="tokens")
+                drafts = []
+                if oracle and name.startswith("speculative"):
+                    recorded = results[name.replace("speculative", "raw")][1]
+                    drafts = [replay(oracle, a, b) for a, b in zip(few, recorded, strict=True)]
                 results[name] = tally(
-                    job, few, family in LOOPS_COUNT, lambda n, bar=bar: bars.advance(bar, n)
+                    job, few, family in LOOPS_COUNT, lambda n, bar=bar: bars.advance(bar, n), drafts
                 )
             figures["families"][family] = family_figures(results)
             for mode in ("", " sampled"):
@@ -73,7 +83,13 @@ def run(config: Config) -> Outcome:
                     if raw != spec and first is None:
                         where = {"family": family, "prompt": i, "mode": mode.strip() or "greedy"}
                         first = {**where, **divergence(raw, spec)}
-    return Outcome(figures, Verdict(first is None, compared, first), warnings=made.warnings)
+    verdict = Verdict(first is None, compared, first)
+    return Outcome(figures, verdict, oracle is not None, made.warnings)
+
+
+def replay(config: OracleDraft, prompt: list[int], output: list[int]) -> Oracle:
+    """A draft that knows what raw decoding wrote after `prompt`."""
+    return Oracle(torch.tensor(prompt + output), config.tokens, config.rate, config.seed)
 
 
 def family_figures(results: dict[str, tuple[Tally, list[list[int]]]]) -> dict[str, Any]:

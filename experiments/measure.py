@@ -89,20 +89,26 @@ class Job:
     tokens: int
     capacity: int
 
-    def run(self, prompt: Sequence[int]) -> Counts:
-        a = self.assembly
-        return generate(
-            a.model, self.draft, prompt, self.sampling, self.tokens, a.eos, self.capacity
-        )
+    def run(self, prompt: Sequence[int], draft: Draft | None = None) -> Counts:
+        """Decode `prompt` with this job's draft, or with another one."""
+        a, s = self.assembly, self.sampling
+        return generate(a.model, draft or self.draft, prompt, s, self.tokens, a.eos, self.capacity)
 
 
 def tally(
-    job: Job, prompts: Sequence[list[int]], loops: bool, advance: Callable[[int], None]
+    job: Job,
+    prompts: Sequence[list[int]],
+    loops: bool,
+    advance: Callable[[int], None],
+    drafts: Sequence[Draft] = (),
 ) -> tuple[Tally, list[list[int]]]:
-    """Decode every prompt. `loops` True counts looped tokens too. Calls `advance` per prompt."""
+    """Decode every prompt, each with its own draft where `drafts` are given.
+
+    `loops` True counts looped tokens too. Calls `advance` once a prompt is done.
+    """
     total, outputs = Tally(), []
-    for prompt in prompts:
-        counts = job.run(prompt)
+    for i, prompt in enumerate(prompts):
+        counts = job.run(prompt, drafts[i] if drafts else None)
         limit = len(counts.tokens) if loops else loop_start(prompt, counts.tokens)
         total.add(counts, limit)
         outputs.append(counts.tokens)

@@ -161,6 +161,8 @@ def build_tokens(
     with context.Pool(count, _start, (str(corpus_path), str(tokenizer_path))) as pool:
         sizes = pool.apply(_sizes)
         for kind, share in mixture.items():
+            if not share:
+                continue
             budget = int(tokens * share) + 1
             if kind in NATURAL:
                 documents += _natural(pool, kind, sizes[kind], seed, budget)

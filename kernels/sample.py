@@ -47,8 +47,9 @@ def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
     ordered, ids = scores.sort(descending=True, stable=True)
     keep = len(ids) if top_k == 0 else min(top_k, len(ids))
     probability = ordered[:keep].softmax(0)
-    stay = probability.cumsum(0) - probability < top_p
-    stay &= probability >= min_p * probability[0]
+    stay = probability >= min_p * probability[0]
+    if top_p < 1:  # a rounded sum may reach 1 before the last candidate
+        stay &= probability.cumsum(0) - probability < top_p
     stay[0] = True
     return ids[:keep][stay]
 

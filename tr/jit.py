@@ -48,8 +48,9 @@ def jit(fn: Callable[P, R], backend: str = "eager") -> Callable[P, R]:
                     "pad the argument whose size keeps changing"
                 )
             if backend == "eager":
-                versions[key] = bare
-                return fn(*args, **kwargs)
+                out = fn(*args, **kwargs)
+                versions[key] = bare  # not before: a call that the check stops is checked again
+                return out
             version = versions[key] = torch.compile(_fresh(bare), fullgraph=True, dynamic=False)
         with unchecked():
             return version(*args, **kwargs)

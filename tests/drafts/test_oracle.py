@@ -67,5 +67,6 @@ def test_nothing_is_drafted_past_the_end_of_the_recording():
     assert drafts(oracle, 9).tolist() == [] and drafts(oracle, 30).tolist() == []
     m = model()
     raw = generate(m, Raw(), PROMPT, sampling(), 30, (), 128).tokens
-    counts = generate(m, Oracle(torch.tensor(PROMPT + raw[:11]), 7, 1.0), PROMPT, sampling(), 30)
+    short = Oracle(torch.tensor(PROMPT + raw[:11]), 7, 1.0)
+    counts = generate(m, short, PROMPT, sampling(), 30, (), 128)
     assert counts.tokens == raw and counts.proposed[:3] == [7, 2, 0]

@@ -76,6 +76,13 @@ def _delta(draw: Callable[..., Tensor], dtype: torch.dtype) -> list[Any]:
     ]
 
 
+def _sample(draw: Callable[..., Tensor], dtype: torch.dtype) -> list[Any]:
+    """Top-k, top-p and min-p all cut something; the last 20 columns are padding."""
+    scalars = [torch.tensor(v) for v in (0.8, 40, 0.9, 0.01)]
+    seed = torch.tensor([12345, 2**32 - 1])
+    return [3 * draw(ROWS, 320), torch.tensor(POS), *scalars, seed, 300]
+
+
 def _caches(draw: Callable[..., Tensor]) -> list[Tensor]:
     return [draw(KV_HEADS, CAPACITY, D_HEAD) for _ in range(2)]
 
@@ -113,6 +120,7 @@ CASES = {
         pos=4,
     ),
     "gated_delta_step": Case(_delta, (0, 1)),
+    "sample": Case(_sample, (0,), pos=1),
 }
 
 #: (operator, variant) of every variant whose arguments are above

@@ -7,6 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tr.report.tables import is_curve
+
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 Families = Mapping[str, Mapping[str, Any]]
 
@@ -87,12 +89,25 @@ def tokens_per_s(figures: Mapping[str, Any]) -> Figure | None:
     return grouped_bars(families, bars, "prompt family", "tokens per second", title, 0)
 
 
+def losses(figures: Mapping[str, Any]) -> Figure | None:
+    """Loss over steps; None where a run was too short to make a curve."""
+    curve = figures.get("losses_nats", {})
+    if not is_curve(curve):
+        return None
+    figure, axes = _axes("step", "loss, nats", "Training loss")
+    axes.plot([int(step) for step in curve], list(curve.values()), color=COLOURS[0])
+    axes.set_yscale("log")
+    return figure
+
+
 PLOTS: dict[str, dict[str, Callable[[Mapping[str, Any]], Figure | None]]] = {
     "dflash2_verify": {
         "tokens_per_step": tokens_per_step,
         "accepted_by_position": accepted_by_position,
         "tokens_per_s": tokens_per_s,
     },
+    "train_tiny": {"losses": losses},
+    "train_draft": {"losses": losses},
 }
 
 

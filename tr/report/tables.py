@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
+WIDE = 8  # columns that fit a terminal and a page
+
 
 @dataclass(frozen=True)
 class Table:
@@ -27,9 +29,10 @@ def number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     size = abs(value)
-    if 0 < size < 0.01:
+    if 0 < size < 0.001:
         return f"{value:.2e}"
-    return f"{value:,.{2 if size < 100 else 1 if size < 10_000 else 0}f}"
+    digits = 3 if 0 < size < 0.01 else 2 if size < 100 else 1 if size < 10_000 else 0
+    return f"{value:,.{digits}f}"
 
 
 def _rows(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -42,13 +45,27 @@ def _rows(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str,
             yield from _rows(child, (*path, str(key)))
 
 
+def is_curve(node: Any) -> bool:
+    """Whether a mapping is a curve over numbered steps: too long for a table."""
+    return isinstance(node, Mapping) and len(node) > 16 and all(str(key).isdigit() for key in node)
+
+
 def _table(title: str, names: list[str], rows: list[tuple[str, Mapping[str, Any]]]) -> Table:
+    """A row per mapping; where the columns would be many more, a column per mapping."""
     body = tuple((row, *(number(values.get(name)) for name in names)) for row, values in rows)
-    return Table(title, ("", *map(label, names)), body)
+    head = ("", *map(label, names))
+    if len(head) > WIDE and len(rows) < len(names):
+        head, *turned = zip(head, *body, strict=True)
+        body = tuple(turned)
+    return Table(title, head, body)
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Tables of numbers first; each list (by position, by length) becomes one of its own after."""
+    """Tables of numbers first; each list (by position, by length) becomes one of its own after.
+
+    Curves are left to the plots.
+    """
+    figures = {key: value for key, value in figures.items() if not is_curve(value)}
     plain: list[Table] = []
     lists: list[Table] = []
     loose = {k: v for k, v in figures.items() if not isinstance(v, Mapping)}
