@@ -1,0 +1,65 @@
+"""The step experiments on the embedded model: what they report, and that timing leaves no trace."""
+
+import json
+
+import pytest
+import torch
+
+from experiments import stepping
+from tr import experiment
+from tr.assemble import assemble
+from tr.overrides import load
+
+
+@pytest.fixture(scope="module")
+def model():
+    return assemble(load(["prompt=x"], "generate")).model
+
+
+def run(tmp_path, *args):
+    config = load(["device=cpu", *args])
+    config.output = str(tmp_path / "out")
+    assert experiment.run(config, "test") == 0
+    return json.loads((tmp_path / "out" / "record.json").read_text())
+
+
+def test_decode_reports_every_context(tmp_path):
+    record = run(tmp_path, "+exp=decode", "params.contexts=[0,600]", "params.rounds=1")
+    contexts = record["figures"]["contexts"]
+    assert set(contexts) == {"0", "600"}
+    for values in contexts.values():
+        assert values["tokens_per_s"] == pytest.approx(1e3 / values["step_ms"])
+        wall = record["figures"]["wall_gb_per_s"] * 1e9
+        share = values["bytes_per_step"] / (values["step_ms"] * 1e-3) / wall
+        assert values["wall_fraction"] == pytest.approx(share)
+    assert contexts["600"]["bytes_per_step"] > contexts["0"]["bytes_per_step"]
+    assert record["device"]["read_gb_per_s"] > 0
+
+
+def test_contexts_past_the_window_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"\[9000\] exceed the model's 8191"):
+        run(tmp_path, "+exp=decode", "params.contexts=[0,9000]")
+
+
+def test_verify_cost_is_relative_to_one_row(tmp_path):
+    record = run(tmp_path, "+exp=verify_cost", "params.rows=[1,3]", "params.rounds=1")
+    rows = record["figures"]["rows"]
+    assert rows["1"]["ratio"] == 1
+    assert rows["3"]["ratio"] == pytest.approx(rows["3"]["step_ms"] / rows["1"]["step_ms"])
+
+
+def test_a_state_in_mid_text_has_random_finite_buffers(model):
+    state = stepping.state_at(model, 700, 4, 1024, seed=1)
+    assert int(state.pos) == 700 and int(state.pending) == 0
+    again = stepping.state_at(model, 700, 4, 1024, seed=1)
+    for a, b in zip(
+        torch.utils._pytree.tree_leaves(state), torch.utils._pytree.tree_leaves(again), strict=True
+    ):
+        assert torch.equal(a, b) and torch.isfinite(a).all()
+        assert a.ndim == 0 or a.float().std() > 0
+
+
+def test_timing_steps_stays_at_its_context(model):
+    state = stepping.state_at(model, 100, 4, 512, seed=0)
+    assert stepping.step_ms(model, state, 4, rounds=2) > 0
+    assert int(state.pos) == 100
