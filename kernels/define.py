@@ -1,7 +1,8 @@
 """How a variant of an operator is declared: a function, a `torch.library` op, a table entry."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -12,14 +13,64 @@ F = TypeVar("F", bound=Callable[..., Any])
 VARIANTS: dict[str, dict[str, Callable[..., Any]]] = {}
 
 
+@dataclass(frozen=True)
+class Target:
+    """What variants run on: a device type and, on CUDA, its compute capability."""
+
+    type: str = "cpu"
+    capability: tuple[int, int] = (0, 0)
+
+    @staticmethod
+    def of(device: torch.device) -> "Target":
+        if device.type != "cuda":
+            return Target(device.type)
+        return Target(device.type, torch.cuda.get_device_capability(device))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.type} {'.'.join(map(str, self.capability))}"
+            if any(self.capability)
+            else self.type
+        )
+
+
+@dataclass(frozen=True)
+class Support:
+    """Where a variant runs. `multiples` maps a size's name (k, d_head) to what must divide it."""
+
+    devices: Sequence[str] = ("cpu", "cuda")
+    capability: tuple[int, int] = (0, 0)  # the least, on CUDA
+    multiples: Mapping[str, int] = field(default_factory=dict)
+
+    def refusal(self, target: Target, sizes: Mapping[str, int] | None = None) -> str:
+        """Why the variant cannot run, or an empty string."""
+        if target.type not in self.devices:
+            return f"needs {' or '.join(self.devices)}, this is {target}"
+        if target.type == "cuda" and target.capability < self.capability:
+            least = ".".join(map(str, self.capability))
+            return f"needs compute capability {least}, this is {target}"
+        for name, size in (sizes or {}).items():
+            if size % self.multiples.get(name, 1):
+                return f"needs {name} to be a multiple of {self.multiples[name]}, got {size}"
+        return ""
+
+
+EVERYWHERE = Support()
+
+
 def variant(
-    operator: str, name: str, fake: Callable[..., Any], mutates: Sequence[str] = ()
+    operator: str,
+    name: str,
+    fake: Callable[..., Any],
+    mutates: Sequence[str] = (),
+    support: Support = EVERYWHERE,
 ) -> Callable[[F], F]:
     """Register `fn` as variant `name` of `operator`, with its exact mutation set.
 
     The result calls `fn` directly in eager mode and the opaque op `tr::<operator>_<name>` under
     torch.compile, so that a compiler sees neither reductions nor transcendentals: on a CPU it
-    would fuse them differently for one row and for eight. The op itself is at `.op`.
+    would fuse them differently for one row and for eight. The op itself is at `.op`, what the
+    variant supports at `.support`.
     """
 
     def register(fn: F) -> F:
@@ -31,7 +82,16 @@ def variant(
             return op(*args) if torch.compiler.is_compiling() else fn(*args)
 
         call.op = op  # type: ignore[attr-defined]
+        call.support = support  # type: ignore[attr-defined]
         VARIANTS.setdefault(operator, {})[name] = call
         return call  # type: ignore[return-value]
 
     return register
+
+
+def refusal(
+    operator: str, name: str, target: Target, sizes: Sequence[Mapping[str, int]] = ()
+) -> str:
+    """Why variant `name` of `operator` cannot run on `target` at one of `sizes`, or ""."""
+    support: Support = VARIANTS[operator][name].support  # type: ignore[attr-defined]
+    return next(filter(None, (support.refusal(target, s) for s in sizes or ({},))), "")

@@ -1,24 +1,33 @@
 """Which variant of which operator runs: `select` turns a choice by name into callables."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from kernels import (  # noqa: F401  (importing an operator registers its variants)
     attention_decode,
     gated_delta_step,
+    int4_matmul,
     matmul,
     qk_rope_store,
     rms_norm,
     sample,
     silu_mul,
 )
-from kernels.define import VARIANTS
+from kernels.define import VARIANTS, Target, refusal
 
 TensorOp = Callable[..., Tensor]
 PairOp = Callable[..., tuple[Tensor, Tensor]]
+Sizes = Mapping[str, Sequence[Mapping[str, int]]]  # operator -> sizes it will be called with
+
+BEST_FIRST = {  # what `auto` tries, and what stands in where an operator lacks a chosen variant
+    "cuda": ("gluon", "triton", "tile", "reference"),
+    "cpu": ("tile", "reference"),  # Triton's interpreter is for tests
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Ops:
     """One callable per operator; what a step runs. Field names are the operators' names."""
 
     matmul: TensorOp
+    int4_matmul: TensorOp
     rms_norm: TensorOp
     rms_norm_plain: TensorOp
     add_rms_norm: PairOp
@@ -36,11 +46,17 @@ class Ops:
     sample: TensorOp
 
 
-def select(choice: str = "auto", overrides: Mapping[str, str] | None = None) -> Ops:
-    """The operators of `choice` (auto, reference, tile), some replaced by name.
+def select(
+    choice: str = "auto",
+    overrides: Mapping[str, str] | None = None,
+    device: torch.device | Target | None = None,
+    sizes: Sizes | None = None,
+) -> Ops:
+    """The operators of `choice` (auto, reference, tile, triton), some replaced by name.
 
-    `auto` is `tile`. An operator without a `tile` variant has a reference whose rows are
-    independent already, and that one runs.
+    `auto` is the best variant that `device` (default: the CPU) and `sizes` allow. An operator that
+    lacks the chosen variant runs the best of the plainer ones. A variant that was asked for and
+    cannot run is refused by the name of one that can.
     """
     overrides = dict(overrides or {})
     names = [f.name for f in fields(Ops)]
@@ -48,16 +64,58 @@ def select(choice: str = "auto", overrides: Mapping[str, str] | None = None) -> 
         if name not in names:
             near = get_close_matches(name, names, 1) or names
             raise ValueError(f"kernel: unknown operator {name!r}; nearest: {near[0]}")
-    wanted = "tile" if choice == "auto" else choice
     known = sorted({v for table in VARIANTS.values() for v in table})
-    if wanted not in known:
-        raise ValueError(f"kernel: unknown variant {choice!r}; known: auto, {', '.join(known)}")
+    if choice not in ("auto", *known):
+        raise ValueError(
+            f"kernel: unknown variant {choice!r}; known: auto, {', '.join(known)}{_missing(choice)}"
+        )
+    target = device if isinstance(device, Target) else Target.of(device or torch.device("cpu"))
     picked = {}
     for name in names:
-        table = VARIANTS[name]
-        if name in overrides and overrides[name] not in table:
-            raise ValueError(
-                f"kernel.{name}: no variant {overrides[name]!r}; it has {', '.join(sorted(table))}"
-            )
-        picked[name] = table[overrides.get(name, wanted if wanted in table else "reference")]
+        shapes = (sizes or {}).get(name, ())
+        if name in overrides:
+            picked[name] = _named(name, overrides[name], target, shapes, f"kernel.{name}")
+        elif choice in VARIANTS[name]:
+            picked[name] = _named(name, choice, target, shapes, "kernel.variant")
+        else:
+            picked[name] = VARIANTS[name][_best(name, target, shapes, choice)]
     return Ops(**picked)
+
+
+def _named(
+    operator: str, variant: str, target: Target, sizes: Sequence[Mapping[str, int]], key: str
+) -> Callable:
+    table = VARIANTS[operator]
+    if variant not in table:
+        raise ValueError(
+            f"{key}: no variant {variant!r}; it has {', '.join(sorted(table))}{_missing(variant)}"
+        )
+    if reason := refusal(operator, variant, target, sizes):
+        best = _best(operator, target, sizes)
+        raise ValueError(
+            f"{key}={variant}: {operator} {reason}; use kernel.{operator}={best} or kernel=auto"
+        )
+    return table[variant]
+
+
+def _best(
+    operator: str, target: Target, sizes: Sequence[Mapping[str, int]], below: str = "auto"
+) -> str:
+    """The best variant that runs, of those that are plainer than `below`."""
+    order = BEST_FIRST.get(target.type, BEST_FIRST["cpu"])
+    if below in order:
+        order = order[order.index(below) :]
+    reasons = []
+    for name in order:
+        if name in VARIANTS[operator]:
+            reason = refusal(operator, name, target, sizes)
+            if not reason:
+                return name
+            reasons.append(f"{name} {reason}")
+    raise ValueError(f"kernel: no variant of {operator} runs here: {'; '.join(reasons)}")
+
+
+def _missing(variant: str) -> str:
+    if variant in ("triton", "gluon") and not find_spec("triton"):
+        return "; Triton is not installed (pip install triton, on Linux)"
+    return ""

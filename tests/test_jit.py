@@ -50,7 +50,9 @@ def test_backends_that_are_refused():
         jit(add, "indcutor")
 
 
-@pytest.mark.parametrize("backend", [BACKENDS[0], pytest.param(BACKENDS[1], marks=[INDUCTOR, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "backend", [BACKENDS[0], pytest.param(BACKENDS[1], marks=[INDUCTOR, pytest.mark.slow])]
+)
 def test_more_than_eight_row_counts(backend):
     """Each has a version of its own, all write the one state, and none is made twice."""
     call, total = jit(add, backend), Total(value=torch.zeros(4))

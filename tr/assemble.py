@@ -3,7 +3,9 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
 from torch.utils import _pytree as pytree
 
 from kernels.matmul.tile import resident_dtype
@@ -13,7 +15,14 @@ from tr.checkpoint.load import load_into, load_target, skeleton
 from tr.checkpoint.metadata import read_json
 from tr.checkpoint.names import dflash2_table
 from tr.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from tr.config import CheckpointWeights, Dflash2Draft, LookupDraft, MtpDraft, Run
+from tr.config import (
+    CheckpointWeights,
+    Dflash2Draft,
+    LookupDraft,
+    MtpDraft,
+    RandomWeights,
+    Run,
+)
 from tr.decode.step import Model
 from tr.drafts import dflash2_net
 from tr.drafts.base import Draft
@@ -25,30 +34,29 @@ from tr.model import mtp, text
 from tr.model.sampling import Sampling, sampling
 from tr.nn.formats.dense import Dense
 from tr.nn.rope import rope
-from tr.tree import tree
+from tr.quant.rtn import quantise_all
 
+T = TypeVar("T")
 EMBEDDED = Path(__file__).parent / "assets" / "tiny"
-
-
-@tree
-class Weights:
-    """All that a run holds in memory, to be moved or converted in one go."""
-
-    target: text.Params
-    mtp: mtp.Params | None
 
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """A target, its tokenizer and what else its checkpoint brought; `warnings` go to the record."""
+    """A target and what else its checkpoint brought; `warnings` go to the record."""
 
     model: Model
-    tokenizer: Tokenizer
     mtp: mtp.Params | None
     eos: tuple[int, ...]
-    folder: Path
     ops: Ops
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    folder: Path | None = None  # None: random weights
+    text: Tokenizer | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.text is None:
+            raise ValueError("weights=random has no tokenizer; use weights=embedded or checkpoint")
+        return self.text
 
     def draft(self, config: Run) -> Draft:
         """The strategy of `config.draft`; raises ValueError where its weights are missing."""
@@ -72,6 +80,8 @@ class Assembly:
     def _draft_folder(self, chosen: Dflash2Draft) -> Path:
         if chosen.path or chosen.repo:
             return resolve(chosen.path or None, chosen.repo or None, chosen.revision)
+        if self.folder is None:
+            raise ValueError("draft=dflash2: random weights come without one; give draft.path")
         folder = self.folder / "draft"
         if not folder.is_dir():
             raise ValueError(
@@ -81,17 +91,23 @@ class Assembly:
 
 
 def assemble(config: Run) -> Assembly:
-    """Load the target that `config` names onto its device, ready for the operators it picks."""
-    source = config.weights
+    """Make the target that `config` names on its device, ready for the operators it picks."""
+    source, device = config.weights, config.device.resolve()
+    variant, overrides = config.kernel.variant, config.kernel.overrides()
+    ops = select(variant, overrides, device)
     if source.source == "random":
-        raise ValueError(
-            "weights=random is for training; decode with weights=embedded or checkpoint"
-        )
+        seed = source.seed if isinstance(source, RandomWeights) else 0
+        generator = torch.Generator(device).manual_seed(seed)
+        shape = config.model.spec()
+        params = text.init(shape, generator, torch.bfloat16)
+        head = mtp.init(shape, generator, torch.bfloat16) if shape.mtp_layers else None
+        params, head = hold(params, config, ops), hold(head, config, ops)
+        model = Model.build(params, ops, shape.vocab, config.jit.backend)
+        return Assembly(model, head, (), ops)
     if isinstance(source, CheckpointWeights):
         folder = resolve(source.path or None, source.repo or None, source.revision)
     else:
         folder = EMBEDDED
-    device = config.device.resolve()
     loaded = load_target(folder, device)
     tokenizer = load_tokenizer(folder)
     if tokenizer.count > loaded.config.vocab:
@@ -99,23 +115,28 @@ def assemble(config: Run) -> Assembly:
             f"{folder}: the tokenizer has {tokenizer.count} ids, the model {loaded.config.vocab}"
             " rows; take both from one checkpoint"
         )
-    ops = select(config.kernel.variant, config.kernel.overrides())
-    held = Weights(target=loaded.params, mtp=loaded.mtp)
-    if device.type == "cpu" and ops.matmul is not select("reference").matmul:
-        held = resident(held)
-    model = Model.build(held.target, ops, tokenizer.count, config.jit.backend)
-    return Assembly(model, tokenizer, held.mtp, loaded.eos, folder, ops, loaded.warnings)
+    params, head = hold(loaded.params, config, ops), hold(loaded.mtp, config, ops)
+    model = Model.build(params, ops, tokenizer.count, config.jit.backend)
+    return Assembly(model, head, loaded.eos, ops, loaded.warnings, folder, tokenizer)
 
 
-def resident(weights: Weights) -> Weights:
-    """Matrices in the dtype that the CPU multiplies natively, for operators that take either."""
+def hold(params: T, config: Run, ops: Ops) -> T:
+    """`params` with its matrices in the format that `config.quant` asks for."""
+    if config.quant.format == "int4_g128":
+        params, _ = quantise_all(params)
+    cpu = config.device.resolve().type == "cpu"
+    return resident(params) if cpu and ops.matmul is select("tile").matmul else params
 
-    def convert(x):
+
+def resident(params: T) -> T:
+    """Dense matrices in the dtype that the CPU multiplies natively; the tile takes either."""
+
+    def convert(x: Any) -> Any:
         if not isinstance(x, Dense):
             return x
         return dataclasses.replace(x, weight=x.weight.to(resident_dtype(x.weight.dtype)))
 
-    return pytree.tree_map(convert, weights, is_leaf=lambda x: isinstance(x, Dense))
+    return pytree.tree_map(convert, params, is_leaf=lambda x: isinstance(x, Dense))
 
 
 def load_dflash2(folder: Path, target: text.Params) -> dflash2_net.Params:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a typing error should no
 
 T = TypeVar("T")
 PLANNED = {  # names that a later stage builds: refused as such, not as typing errors
-    "quant": ("int4_g128",),
+    "quant": (),
+    "quant.method": ("mse", "gptq"),
     "kv": ("fp8", "int8", "int4", "kvarn"),
-    "kernel": ("triton", "gluon"),
+    "kernel": ("gluon",),
     "draft": ("dflash2_lookup", "chain", "auto"),
     "jit": ("max_autotune", "cuda_graph", "max_autotune_graph", "tensorrt"),
 }
@@ -138,10 +139,14 @@ class RandomWeights(Weights):
 
 @dataclass
 class Quant:
+    """What matrices are held as; `method` says how their codes are found, where there are any."""
+
     format: str = MISSING
+    method: str = "rtn"
 
     def __post_init__(self) -> None:
-        check_choice("quant.format", self.format, ("bf16",), PLANNED["quant"])
+        check_choice("quant.format", self.format, ("bf16", "int4_g128"), PLANNED["quant"])
+        check_choice("quant.method", self.method, ("rtn",), PLANNED["quant.method"])
 
 
 @dataclass
@@ -163,6 +168,7 @@ class Kernel:
 
     variant: str = MISSING
     matmul: str = ""
+    int4_matmul: str = ""
     rms_norm: str = ""
     rms_norm_plain: str = ""
     add_rms_norm: str = ""
@@ -173,7 +179,7 @@ class Kernel:
     sample: str = ""
 
     def __post_init__(self) -> None:
-        built = ("reference", "tile")
+        built = ("reference", "tile", "triton")
         check_choice("kernel.variant", self.variant, ("auto", *built), PLANNED["kernel"])
         for operator, variant in self.overrides().items():
             check_choice(f"kernel.{operator}", variant, built, PLANNED["kernel"])

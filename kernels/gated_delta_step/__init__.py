@@ -14,5 +14,9 @@ Source: Gated DeltaNet (arXiv 2412.06464), in the rounding order of transformers
 
 from kernels.gated_delta_step.reference import gated_delta_step as reference
 from kernels.gated_delta_step.tile import gated_delta_step as tile
+from kernels.gpu import HAS_TRITON
+
+if HAS_TRITON:
+    from kernels.gated_delta_step import triton as _triton  # noqa: F401  (registers the variant)
 
 __all__ = ["reference", "tile"]

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from yaml import safe_load
@@ -10,7 +11,7 @@ from yaml import safe_load
 from experiments.measure import encode
 from kernels.registry import select
 from tests.decode.scripted import Scripted, by_position
-from tr.assemble import EMBEDDED, Weights, load_dflash2, resident
+from tr.assemble import EMBEDDED, load_dflash2, resident
 from tr.checkpoint.load import load_target
 from tr.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from tr.config import Prompt
@@ -22,6 +23,7 @@ from tr.drafts.lookup import Lookup
 from tr.drafts.mtp import Mtp
 from tr.drafts.oracle import Oracle
 from tr.drafts.raw import Raw
+from tr.model import mtp, text
 from tr.model.sampling import Sampling, sampling
 from tr.tree import unchecked
 
@@ -76,11 +78,16 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer(EMBEDDED)
 
 
+class Weights(NamedTuple):
+    target: text.Params
+    mtp: mtp.Params | None
+
+
 @functools.cache
 def weights(variant: str) -> Weights:
     loaded = load_target(EMBEDDED)
-    held = Weights(target=loaded.params, mtp=loaded.mtp)
-    return held if variant == "reference" else resident(held)
+    keep = variant == "reference"
+    return Weights(*(w if keep else resident(w) for w in (loaded.params, loaded.mtp)))
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Ends of windows and tables, prompts that are refused, logits that are no numbers."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tr.drafts.oracle import Oracle
 from tr.drafts.raw import Raw
 from tr.model.sampling import sampling
 from tr.nn import attention
-from tr.tree import replace_tensors, unchecked
+from tr.tree import replace_tensors, tensors, unchecked
 
 CAPACITY, TABLE = 64, 48  # the target's positions, and those of the shorter draft
 SHORT = dataclasses.replace(DRAFT, max_positions=TABLE)
@@ -40,14 +41,20 @@ def write(strategy: Draft, prompt: list[int], s) -> Counts:
     return generate(model(positions=CAPACITY), strategy, prompt, s, 100, (), CAPACITY)
 
 
-@pytest.mark.parametrize("heat", [0.0, 0.8])
+@functools.cache
+def raw(length: int, heat: float) -> tuple[list[int], Counts]:
+    prompt = random_tokens(length, seed=length).clamp(max=IDS - 1).tolist()
+    with unchecked():
+        return prompt, write(Raw(), prompt, sampling(heat, seed=4))
+
+
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("heat", [0.0, 0.8])
 def test_the_window_ends_at_its_last_position(name, heat):
     """Every row up to the last position is used, and no draft reaches past it."""
     s = sampling(heat, seed=4)
     for length in (20, *range(CAPACITY - 13, CAPACITY + 1)):
-        prompt = random_tokens(length, seed=length).clamp(max=IDS - 1).tolist()
-        expected = write(Raw(), prompt, s)
+        prompt, expected = raw(length, heat)
         assert expected.stop == "window" and expected.steps == CAPACITY - length
         with unchecked():
             counts = write(draft(name, prompt + expected.tokens), prompt, s)
@@ -114,8 +121,7 @@ def test_logits_that_are_no_numbers_stop_the_text(bad):
 def test_padding_rows_may_hold_anything():
     """Only the ids of real tokens are looked at: by the check and by the choice."""
     m, prompt = model(), list(range(1, 20))
-    assert m.params.lm_head is not None
-    weight = m.params.lm_head.weight.clone()
+    weight = tensors(m.params)["lm_head.weight"].clone()
     weight[IDS:] = torch.nan
     padded = dataclasses.replace(m, params=replace_tensors(m.params, {"lm_head.weight": weight}))
     for strategy in (Raw(), mtp_draft(padded), dflash2_draft(padded)):

@@ -64,8 +64,12 @@ def test_a_perfect_draft_is_accepted_whole(case):
     assert counts.kept == [8] * 25 and counts.accepted == counts.proposed == [7] * 25
 
 
-@pytest.mark.parametrize("name", [*DRAFTS, "perfect"])
-@pytest.mark.parametrize("case", [COPY, ESSAY], ids=str)
+@pytest.mark.parametrize(
+    "case, name",
+    [(COPY, name) for name in (*DRAFTS, "perfect")]
+    + [(ESSAY, name) for name in ("dflash2", "scripted", "perfect")],
+    ids=str,
+)
 def test_cuts_at_every_place_of_a_block(case, name):
     """Stop after each `part` tokens and go on: with 1 .. 8, a perfect block is cut everywhere."""
     stream = open_stream(model(), draft(name, case), case.prompt, case.sampling, CAPACITY)

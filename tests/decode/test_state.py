@@ -75,8 +75,27 @@ def standing(draft: Draft, state: State, sampling: Sampling) -> dict[str, torch.
     return out
 
 
+def assert_same(
+    got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], note: str = ""
+) -> None:
+    assert got.keys() == want.keys()
+    for key in got:
+        if key.startswith("ring"):  # a draft's own rounding may depend on a row's place
+            torch.testing.assert_close(
+                got[key], want[key], rtol=0.02, atol=0.02, msg=f"{note} {key}"
+            )
+        else:
+            assert torch.equal(got[key], want[key]), (note, key)
+
+
 def one_step(
-    variant: str, name: str, state: State, text: torch.Tensor, s: Sampling, proposed: int, right: int
+    variant: str,
+    name: str,
+    state: State,
+    text: torch.Tensor,
+    s: Sampling,
+    proposed: int,
+    right: int,
 ) -> tuple[int, State]:
     draft = Scripted(text, lambda pos: (proposed, right), inner(name, variant))
     chosen, accepted, count, state = step(model(variant), draft, state, s)
@@ -94,7 +113,7 @@ plans = st.integers(0, BLOCK - 1).flatmap(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     prompt=st.sampled_from(PROMPTS),
     steps=st.lists(plans, min_size=1, max_size=STEPS),
@@ -113,13 +132,27 @@ def test_any_sequence_of_accepted_counts_and_cuts(prompt, steps, setting, varian
             spec = keep(spec, torch.tensor(cut))
         for _ in range(cut):
             _, alone = one_step(variant, name, alone, text, s, 0, 0)
-    got, want = (standing(inner(name, variant), x, s) for x in (spec, alone))
-    assert got.keys() == want.keys()
-    for key in got:
-        if key.startswith("ring"):  # a draft's own rounding may depend on a row's place
-            torch.testing.assert_close(got[key], want[key], rtol=0.02, atol=0.02, msg=key)
-        else:
-            assert torch.equal(got[key], want[key]), key
+    assert_same(standing(inner(name, variant), spec, s), standing(inner(name, variant), alone, s))
+
+
+@pytest.mark.parametrize("variant", ["tile", "reference"])
+@pytest.mark.parametrize("name", ["dflash2", "mtp"])
+@torch.inference_mode()
+def test_every_accepted_count_with_every_cut(name, variant):
+    """0 .. 7 of 7 drafts accepted, cut after 1 .. all of the block's tokens, at once or in turn."""
+    s, text, draft = SETTINGS[1], truth(40, 1, variant), inner(name, variant)
+    state = copy(start(40, 1, variant, name))
+    alone = []
+    for _ in range(BLOCK):
+        _, state = one_step(variant, name, state, text, s, 0, 0)
+        alone.append(standing(draft, state, s))
+    for right in range(BLOCK):
+        fresh = copy(start(40, 1, variant, name))
+        _, block = one_step(variant, name, fresh, text, s, BLOCK - 1, right)
+        assert_same(standing(draft, block, s), alone[right], f"{right}, whole")
+        for cut in range(right, 0, -1):  # each cut on top of the last
+            block = keep(block, torch.tensor(cut))
+            assert_same(standing(draft, block, s), alone[cut - 1], f"{right}, cut to {cut}")
 
 
 def test_the_prompts_cover_the_ring():

@@ -15,7 +15,8 @@ from tr.drafts.mtp import Mtp
 from tr.drafts.raw import Raw
 from tr.model import mtp, text
 from tr.model.sampling import Sampling, sampling
-from tr.tree import replace_tensors
+from tr.nn import attention
+from tr.tree import replace_tensors, tensors
 
 TOKENS = 5
 PROMPT = random_tokens(30, seed=9).clamp(max=IDS - 1)
@@ -32,7 +33,7 @@ def float_model():
     return model(dtype=torch.float32)
 
 
-def chained(draft: Mtp, tokens: torch.Tensor, s: Sampling) -> tuple[list[int], mtp.layer.Past]:
+def chained(draft: Mtp, tokens: torch.Tensor, s: Sampling) -> tuple[list[int], attention.Past]:
     """Drafts after tokens [n], and the head's keys and values of the pairs of positions 1 .. n - 1.
 
     Pair p is (token p, hidden p - 1); the hidden is the target's up to the anchor, then the head's.
@@ -54,7 +55,7 @@ def chained(draft: Mtp, tokens: torch.Tensor, s: Sampling) -> tuple[list[int], m
         drafts.append(int(logits.argmax()))
         words = torch.cat([words, torch.tensor([[drafts[-1]]])], 1)
         hidden = torch.cat([hidden, out[:, -1:]], 1)
-    assert kept is not None
+    assert isinstance(kept, attention.Past)
     return drafts, kept
 
 
@@ -136,8 +137,7 @@ def test_priming_in_chunks_equals_priming_at_once(cuts):
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_padding_rows_are_never_drafted(heat):
     m = float_model()
-    assert m.params.lm_head is not None
-    weight = m.params.lm_head.weight.clone()
+    weight = tensors(m.params)["lm_head.weight"].clone()
     weight[IDS:] = 100 * torch.randn(6, weight.shape[1])  # would win almost always
     m = dataclasses.replace(m, params=replace_tensors(m.params, {"lm_head.weight": weight}))
     draft = mtp_draft(m, TOKENS)

@@ -1,4 +1,4 @@
-"""The experiment that judges speculation: its counting, a small real run, and a fault it must see."""
+"""The experiment that judges speculation: its counting, a small run, and a fault it must see."""
 
 import sys
 from pathlib import Path

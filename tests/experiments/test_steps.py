@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from experiments import stepping
 from tr import experiment
@@ -52,9 +53,7 @@ def test_a_state_in_mid_text_has_random_finite_buffers(model):
     state = stepping.state_at(model, 700, 4, 1024, seed=1)
     assert int(state.pos) == 700 and int(state.pending) == 0
     again = stepping.state_at(model, 700, 4, 1024, seed=1)
-    for a, b in zip(
-        torch.utils._pytree.tree_leaves(state), torch.utils._pytree.tree_leaves(again), strict=True
-    ):
+    for a, b in zip(pytree.tree_leaves(state), pytree.tree_leaves(again), strict=True):
         assert torch.equal(a, b) and torch.isfinite(a).all()
         assert a.ndim == 0 or a.float().std() > 0
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from kernels.define import VARIANTS
+from kernels.define import VARIANTS, Support, Target
 from kernels.registry import select
+
+HOPPER, TURING = Target("cuda", (9, 0)), Target("cuda", (7, 5))
 
 
 def test_auto_is_tile_where_there_is_one():
@@ -41,3 +43,52 @@ def test_tile_variants_refuse_shapes_whose_rows_would_differ():
         cache = torch.zeros(1, capacity, d)
         with pytest.raises(ValueError, match="kernel.attention_decode=reference"):
             tile("attention_decode", q[..., :d], gate[:, : 2 * d], cache, cache, pos)
+
+
+@pytest.fixture
+def fast():
+    """A variant `triton` of int4_matmul for CUDA alone, as it is outside the interpreter."""
+    table = VARIANTS["int4_matmul"]
+    kept = table.get("triton")
+    support = Support(devices=("cuda",), capability=(8, 0), multiples={"k": 128})
+
+    def call():
+        raise AssertionError("only chosen, never run")
+
+    call.support = support
+    table["triton"] = call
+    yield call
+    del table["triton"]
+    if kept is not None:
+        table["triton"] = kept
+
+
+def test_auto_takes_the_best_variant_that_the_device_and_the_sizes_allow(fast):
+    table = VARIANTS["int4_matmul"]
+    assert select("auto", device=HOPPER).int4_matmul is fast
+    assert select("triton", device=HOPPER).int4_matmul is fast
+    assert select("auto", device=TURING).int4_matmul is table["tile"]
+    assert select("auto").int4_matmul is table["tile"]
+    assert select("tile", device=HOPPER).int4_matmul is table["tile"]
+    whole = {"int4_matmul": [{"n": 96, "k": 256}]}
+    assert select("auto", device=HOPPER, sizes=whole).int4_matmul is fast
+    assert select("triton", device=HOPPER).sample is not None
+
+
+@pytest.mark.parametrize(
+    "choice, overrides, device, complaint",
+    [
+        ("triton", {}, Target(), "needs cuda, this is cpu; use kernel.int4_matmul=tile"),
+        ("auto", {"int4_matmul": "triton"}, TURING, "needs compute capability 8.0, this is cuda"),
+        ("auto", {"int4_matmul": "gluon"}, HOPPER, "no variant 'gluon'; it has reference"),
+    ],
+)
+def test_a_variant_that_cannot_run_names_one_that_can(fast, choice, overrides, device, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        select(choice, overrides, device)
+
+
+def test_sizes_that_a_variant_cannot_take_are_refused_before_anything_runs(fast):
+    odd = {"int4_matmul": [{"k": 256}, {"k": 200}]}
+    with pytest.raises(ValueError, match="needs k to be a multiple of 128, got 200"):
+        select("auto", device=HOPPER, sizes=odd)

@@ -63,6 +63,7 @@ def test_written_buffers_do_not_depend_on_the_row_count(operator, variant):
 
 CLOSE = [(name, dtype) for name in sorted(set(CASES) - {"sample"}) for dtype in DTYPES]
 CLOSE.remove(("matmul", torch.float32))  # one row's library sums are more exact than a tile's
+CLOSE.remove(("int4_matmul", torch.float32))  # tests/kernels/test_int4_matmul.py has its bound
 
 
 @pytest.mark.parametrize("operator, dtype", CLOSE)

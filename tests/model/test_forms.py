@@ -154,7 +154,7 @@ def test_mtp_forms_agree():
 
 def test_states_and_prompts_past_the_models_positions_are_refused():
     params = random_params(torch.float32)
-    with pytest.raises(ValueError, match="exceeds the model's 1024 positions"):
+    with pytest.raises(ValueError, match=r"capacity of 1 \.\. 1024 tokens .*got 2048"):
         text.init_state(params, 2048, ROWS)
-    with pytest.raises(ValueError, match="at least 1 token"):
+    with pytest.raises(ValueError, match="got 0"):
         text.init_state(params, 0, ROWS)

@@ -14,7 +14,8 @@ from kernels.registry import Ops
 from kernels.rms_norm import rms_norm
 from tr.model import layer
 from tr.model.config import FULL, ModelConfig
-from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.dense import dense
+from tr.nn.formats.matrix import Matrix
 from tr.nn.rope import Rope
 from tr.tree import static, tree, typed
 
@@ -23,7 +24,7 @@ from tr.tree import static, tree, typed
 class Params:
     norm_embedding: Float[Tensor, " d_model"]
     norm_hidden: Float[Tensor, " d_model"]
-    fc: Dense  # [d_model, 2 d_model], the embedding's half first
+    fc: Matrix  # [d_model, 2 d_model], the embedding's half first
     layer: layer.Params
     norm: Float[Tensor, " d_model"]
     eps: float = static()

@@ -15,6 +15,7 @@ from kernels.rms_norm import rms_norm
 from tr.model import layer
 from tr.model.config import ModelConfig
 from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.matrix import Matrix
 from tr.nn.gated_delta_net import Form
 from tr.nn.rope import Rope, rope
 from tr.tree import static, tree, typed
@@ -27,12 +28,12 @@ class Params:
     embed: Float[Tensor, "vocab d_model"]
     layers: tuple[layer.Params, ...]
     norm: Float[Tensor, " d_model"]
-    lm_head: Dense | None  # None: tied to the embedding
+    lm_head: Matrix | None  # None: tied to the embedding
     rope: Rope
     eps: float = static()
 
     @property
-    def head(self) -> Dense:
+    def head(self) -> Matrix:
         """The output matrix [vocab, d_model]."""
         if self.lm_head is not None:
             return self.lm_head

@@ -10,7 +10,8 @@ from torch import Tensor
 from kernels.qk_rope_store import rotate
 from kernels.registry import Ops
 from kernels.rms_norm import rms_norm
-from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.dense import dense
+from tr.nn.formats.matrix import Matrix
 from tr.nn.rope import Rope
 from tr.tree import static, tree, typed
 
@@ -25,10 +26,10 @@ class Spec:
 
 @tree
 class Params:
-    qkv: Dense  # [heads (2 d_head) + 2 kv_heads d_head, d_model]: per head [query | gate]; k; v
+    qkv: Matrix  # [heads (2 d_head) + 2 kv_heads d_head, d_model]: per head [query | gate]; k; v
     q_norm: Float[Tensor, " d_head"]
     k_norm: Float[Tensor, " d_head"]
-    out: Dense
+    out: Matrix
     spec: Spec = static()
 
 

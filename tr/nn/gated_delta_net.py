@@ -18,6 +18,7 @@ from kernels.gated_delta_step.reference import absorb, gated_norm
 from kernels.registry import Ops
 from tr.jit import fused
 from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.matrix import Matrix
 from tr.tree import static, tree, typed
 
 Form = Literal["chunk", "recurrent", "train"]
@@ -42,13 +43,13 @@ class Spec:
 
 @tree
 class Params:
-    in_qkvz: Dense  # [channels + v_heads d_v, d_model]: q, k, v stacked as one matrix, then z
+    in_qkvz: Matrix  # [channels + v_heads d_v, d_model]: q, k, v stacked as one matrix, then z
     in_ba: Dense  # [2 v_heads, d_model] = [b | a]
     conv: Float[Tensor, "channels width"]
     a_log: Float[Tensor, " v_heads"]
     dt_bias: Float[Tensor, " v_heads"]
     norm: Float[Tensor, " d_v"]  # plain gain
-    out: Dense
+    out: Matrix
     spec: Spec = static()
 
 

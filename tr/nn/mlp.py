@@ -6,14 +6,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.registry import Ops
-from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.dense import dense
+from tr.nn.formats.matrix import Matrix
 from tr.tree import tree, typed
 
 
 @tree
 class Params:
-    gate_up: Dense  # [2 d_ff, d_model] = [gate | up]
-    down: Dense
+    gate_up: Matrix  # [2 d_ff, d_model] = [gate | up]
+    down: Matrix
 
 
 def init(d_model: int, d_ff: int, generator: torch.Generator, dtype: torch.dtype) -> Params:

@@ -13,6 +13,7 @@ RECORDS = ROOT / "experiments" / "records"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 NOTHING = "No records are committed yet."
+HEADLINES = ("dflash2_verify", "decode", "verify_cost")  # experiments that the README shows in full
 
 
 def verdict_line(record: Mapping[str, Any]) -> str:
@@ -60,11 +61,16 @@ def write_report(records: Mapping[str, Mapping[str, Any]], folder: Path) -> Path
 
 
 def figures_block(folder: Path = RECORDS) -> str:
-    """What stands between the README's markers: a section per committed record."""
-    sections = []
+    """What stands between the README's markers: headline records in full, the others by name."""
+    sections, others = [], []
     for path in sorted(folder.glob("**/*.json")):
-        title = str(path.relative_to(folder).with_suffix(""))
-        sections.append(section(load(path), title, {}).replace("## ", "### ", 1))
+        record, title = load(path), str(path.relative_to(folder).with_suffix(""))
+        if record["experiment"] in HEADLINES:
+            sections.append(section(record, title, {}).replace("## ", "### ", 1))
+        else:
+            others.append(f"`{title}`")
+    if others:
+        sections.append(f"Further records: {', '.join(others)}.\n")
     return "\n".join(sections) or NOTHING + "\n"
 
 

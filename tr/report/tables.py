@@ -60,6 +60,13 @@ def _table(title: str, names: list[str], rows: list[tuple[str, Mapping[str, Any]
     return Table(title, head, body)
 
 
+def _listing(title: str, entries: list[Mapping[str, Any]]) -> Table:
+    """A row per entry, its first value first."""
+    names = list(dict.fromkeys(name for entry in entries for name in entry))
+    rows = tuple(tuple(number(entry.get(name)) for name in names) for entry in entries)
+    return Table(title, tuple(map(label, names)), rows)
+
+
 def tables(figures: Mapping[str, Any]) -> list[Table]:
     """Tables of numbers first; each list (by position, by length) becomes one of its own after.
 
@@ -73,7 +80,11 @@ def tables(figures: Mapping[str, Any]) -> list[Table]:
     if loose:
         rows = tuple((label(k), number(v)) for k, v in loose.items() if not isinstance(v, list))
         plain += [Table("figures", ("", "value"), rows)] if rows else []
-        nested |= {k: {"": {k: v}} for k, v in loose.items() if isinstance(v, list)}
+        for key, value in loose.items():
+            if isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
+                plain.append(_listing(label(key), value))
+            elif isinstance(value, list):
+                nested[key] = {"": {key: value}}
     for title, node in nested.items():
         rows = list(_rows(node, ()))
         names = list(dict.fromkeys(name for _, values in rows for name in values))

@@ -1,0 +1,49 @@
+"""Where Triton variants can run, and what their launches check.
+
+Kernels are compiled for CUDA tensors; with TRITON_INTERPRET=1, set before the first import of an
+operator, they run in Triton's interpreter on CPU tensors. Without Triton they are not registered.
+"""
+
+import os
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from kernels.define import Support
+
+HAS_TRITON = find_spec("triton") is not None
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+
+MAX_ROWS = 16
+SUPPORT = Support(devices=("cuda", "cpu") if INTERPRETED else ("cuda",), capability=(8, 0))
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def check(operator: str, rows: int, **tensors: Tensor) -> None:
+    """Refuse what the kernels would read wrongly: strides, the device, more than 16 rows."""
+    if rows > MAX_ROWS:
+        raise ValueError(
+            f"{operator}: triton takes at most {MAX_ROWS} rows, got {rows}; split the rows first"
+        )
+    for name, x in tensors.items():
+        if not (x.is_cuda or INTERPRETED):
+            raise ValueError(
+                f"{operator}: triton needs CUDA tensors, got {name} on {x.device}; use"
+                f" kernel.{operator}=reference, or TRITON_INTERPRET=1 for the interpreter"
+            )
+        if not x.is_contiguous():
+            raise ValueError(
+                f"{operator}: {name} must be contiguous, got strides {x.stride()} of {x.shape}"
+            )
+
+
+def same_dtype(operator: str, **tensors: Tensor) -> None:
+    """Refuse mixed dtypes where a kernel rounds every operand the same way."""
+    dtypes = {name: x.dtype for name, x in tensors.items()}
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+        raise ValueError(f"{operator}: triton needs one dtype, got {listed}")
