@@ -1,4 +1,4 @@
-"""Rounding inside Triton kernels: native where they are compiled, by integers in the interpreter.
+"""Arithmetic shared by Triton kernels: rounding, float8, log1p; plain forms for the interpreter.
 
 The interpreter truncates bfloat16 instead of rounding it, and its float8 conversions are wrong at
 the ends. Rounded values convert exactly, so kernels round first and convert after.
@@ -44,3 +44,11 @@ def float8_values(codes):
         return (bits.to(tl.float16, bitcast=True) * 256.0).to(tl.float16)
     else:
         return codes.to(tl.float16)
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) in fp32 for x > -1, near 0 too: the rounding of 1 + x is divided out."""
+    w = 1.0 + x
+    off = tl.where(w == 1.0, 1.0, w - 1.0)
+    return tl.where(w == 1.0, x, tl.log(w) * (x / off))

@@ -7,5 +7,9 @@ Row i at position p = pos + i, query head h, key-value head h // group:
 
 from kernels.attention_decode.reference import attention_decode as reference
 from kernels.attention_decode.tile import attention_decode as tile
+from kernels.gpu import HAS_TRITON
+
+if HAS_TRITON:
+    from kernels.attention_decode import triton as _triton  # noqa: F401  (registers the variant)
 
 __all__ = ["reference", "tile"]

@@ -17,12 +17,13 @@ def attention_decode(
 ) -> Tensor:
     """q [rows, heads, d], gate [rows, heads d], caches [kv_heads, capacity, d] -> [rows, heads d].
 
-    Cache rows 0 .. pos + rows - 1 are live; later ones are never read.
+    Caches are in q's dtype or float8 e4m3, whose values are read as they are (scale 1). Their rows
+    0 .. pos + rows - 1 are live; later ones are never read.
     """
     out = []
     for i in range(q.shape[0]):
         live = int(pos) + i + 1
-        k, v = k_cache[None, :, :live], v_cache[None, :, :live]
+        k, v = (cache[None, :, :live].to(q.dtype) for cache in (k_cache, v_cache))
         a = F.scaled_dot_product_attention(q[i][None, :, None], k, v, enable_gqa=True)
         out.append(a.flatten() * gate[i].sigmoid())
     return torch.stack(out)

@@ -3,7 +3,7 @@
 `_prepare` does what rows do alone: convolution, silu, l2 norms, gates. `_advance` owns a block of
 columns of one value head's state: it absorbs, stores the checkpoint, runs the rows. One launch
 would not do: records, tail and gates are read by every program of a key head and overwritten in the
-same call, and each of those programs (24 of them at 128 x 16 columns) would repeat the convolution.
+same call, and each of those programs (24 with 16 columns each) would repeat the convolution.
 
 A new record's owner in `_prepare` sets the old one aside, so `_advance` reads both. The last
 program of a head to finish (an integer counter, zeroed by `_prepare`) normalises its rows.
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from kernels.define import variant
 from kernels.gated_delta_step.reference import MUTATES, fake
-from kernels.gpu import SUPPORT, check, power_of_two, same_dtype
-from kernels.rounding import rounded
+from kernels.gpu import INTERPRETED, SUPPORT, check, power_of_two, same_dtype
+from kernels.rounding import log1p, rounded
 
-COLUMNS = 16  # of the state, per program
+COLUMNS = 32 if INTERPRETED else 16  # of the state, per program
 ROW_GROUP = 4  # rows that the gated norm takes at a time
 
 
@@ -31,15 +31,8 @@ def _silu(x):
 
 
 @triton.jit
-def _log1p(x):
-    """log(1 + x) for x in [0, 1], by the rounding error of 1 + x."""
-    w = 1.0 + x
-    return tl.where(w == 1.0, x, tl.log(w) * (x / tl.where(w == 1.0, 1.0, w - 1.0)))
-
-
-@triton.jit
 def _softplus(x):
-    return tl.maximum(x, 0.0) + _log1p(tl.exp(-tl.abs(x)))
+    return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit
@@ -82,13 +75,9 @@ def _prepare(
     for j in tl.static_range(WIDTH):
         t = i + j - (WIDTH - 1)  # a new row, or a pending one, or before that the tail
         p = pending + t
-        is_new = col < tl.where(t >= 0, d, 0)
-        is_past = col < tl.where(t >= 0, 0, tl.where(p >= 0, d, 0))
-        is_tail = col < tl.where(t >= 0, 0, tl.where(p >= 0, 0, d))
-        new = tl.load(qkvz_ptr + t * STRIDE + c, mask=is_new, other=0.0)
-        past = tl.load(past_x_ptr + p * CHANNELS + c, mask=is_past, other=0.0)
-        before = tl.load(tail_ptr + (p + WIDTH - 1) * CHANNELS + c, mask=is_tail, other=0.0)
-        value = new.to(tl.float32) + past.to(tl.float32) + before.to(tl.float32)  # two are zero
+        before = tl.where(p >= 0, past_x_ptr + p * CHANNELS, tail_ptr + (p + WIDTH - 1) * CHANNELS)
+        line = tl.where(t >= 0, qkvz_ptr + t * STRIDE, before)
+        value = tl.load(line + c, mask=inside, other=0.0).to(tl.float32)
         x = x + tl.load(conv_ptr + c * WIDTH + j, mask=inside, other=0.0).to(tl.float32) * value
     x = rounded(_silu(rounded(x, dtype)), dtype)
     if head < 0:
@@ -158,14 +147,13 @@ def _advance(
     s = tl.load(tile)
 
     c = (head * PARTS + part) * MOVED + tl.arange(0, MOVED)
-    for j in tl.static_range(WIDTH - 1):  # tail[j] = (tail, past_x)[pending + j], read before written
-        w = pending + j
-        in_tail = c < tl.where(w < WIDTH - 1, CHANNELS, 0)
-        in_past = c < tl.where(w < WIDTH - 1, 0, CHANNELS)
-        kept = tl.load(tail_ptr + w * CHANNELS + c, mask=in_tail, other=0.0).to(tl.float32)
-        past = tl.load(past_x_ptr + (w - WIDTH + 1) * CHANNELS + c, mask=in_past, other=0.0)
-        kept = kept + past.to(tl.float32)  # one of them is zero
-        tl.store(tail_ptr + j * CHANNELS + c, kept.to(dtype), mask=c < CHANNELS)
+    for j in tl.static_range(WIDTH - 1):
+        w = pending + j  # tail[j] = (tail, past_x)[w]; no later j reads what is written here
+        line = tl.where(
+            w < WIDTH - 1, tail_ptr + w * CHANNELS, past_x_ptr + (w - WIDTH + 1) * CHANNELS
+        )
+        kept = tl.load(line + c, mask=c < CHANNELS)
+        tl.store(tail_ptr + j * CHANNELS + c, kept, mask=c < CHANNELS)
     tl.debug_barrier()
     r = tl.arange(0, MAX_ROWS)[:, None]
     moved = (r < rows) & (c < CHANNELS)[None, :]
@@ -187,10 +175,12 @@ def _advance(
     K_STEP: tl.constexpr = K_HEADS * D_K
     V_STEP: tl.constexpr = V_HEADS * D_V
     k, q = tl.load(past_k_ptr + k_from), tl.load(q_ptr + k_from)
-    v, decay, beta = tl.load(v_ptr + v_from), tl.load(past_decay_ptr + head), tl.load(beta_ptr + head)
+    v = tl.load(v_ptr + v_from)
+    decay, beta = tl.load(past_decay_ptr + head), tl.load(beta_ptr + head)
     for i in range(rows):
         n = tl.minimum(i + 1, rows - 1)  # the next row's inputs are under way during this one
-        next_k, next_q = tl.load(past_k_ptr + n * K_STEP + k_from), tl.load(q_ptr + n * K_STEP + k_from)
+        next_k = tl.load(past_k_ptr + n * K_STEP + k_from)
+        next_q = tl.load(q_ptr + n * K_STEP + k_from)
         next_v = tl.load(v_ptr + n * V_STEP + v_from)
         next_decay = tl.load(past_decay_ptr + n * V_HEADS + head)
         next_beta = tl.load(beta_ptr + n * V_HEADS + head)
@@ -273,7 +263,8 @@ def gated_delta_step(
         num_warps=1,
         enable_fp_fusion=False,
     )
-    parts = d_v // COLUMNS
+    columns = min(COLUMNS, d_v)
+    parts = d_v // columns
     _advance[(parts, v_heads)](
         qkvz,
         norm_weight,
@@ -290,7 +281,7 @@ def gated_delta_step(
         rows,
         eps,
         **shape,
-        COLUMNS=COLUMNS,
+        COLUMNS=columns,
         MOVED=power_of_two(-(-conv_weight.shape[0] // (parts * v_heads))),
         MAX_ROWS=16,
         ROW_GROUP=ROW_GROUP,

@@ -11,7 +11,7 @@ from tr.tree import map_tensors
 @pytest.mark.parametrize("operator, variant", COVERED)
 def test_opcheck(operator, variant):
     case, call = CASES[operator], VARIANTS[operator][variant]
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float32)[: 1 if variant == "triton" else 2]:
         torch.library.opcheck(call.op, tuple(case.cut(case.arguments(dtype), 0, 3)))
 
 

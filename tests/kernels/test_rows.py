@@ -1,5 +1,7 @@
 """A row's bits depend neither on how many rows are computed with it nor on its place among them."""
 
+import functools
+
 import pytest
 import torch
 
@@ -10,15 +12,19 @@ from tr.testing import assert_as_close
 DTYPES = [torch.bfloat16, torch.float32]
 
 
+@functools.cache
+def all_rows(operator, variant, dtype):
+    case = CASES[operator]
+    return outputs(VARIANTS[operator][variant](*case.cut(case.arguments(dtype), 0, ROWS)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("operator, variant", COVERED)
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
 def test_fewer_rows(operator, variant, dtype, rows):
     case, call = CASES[operator], VARIANTS[operator][variant]
-    arguments = case.arguments(dtype)
-    whole = outputs(call(*case.cut(arguments, 0, ROWS)))
-    part = outputs(call(*case.cut(arguments, 0, rows)))
-    for a, b in zip(part, whole, strict=True):
+    part = outputs(call(*case.cut(case.arguments(dtype), 0, rows)))
+    for a, b in zip(part, all_rows(operator, variant, dtype), strict=True):
         assert a.isfinite().all() and torch.equal(a, b[:rows])
 
 
@@ -32,7 +38,7 @@ def test_any_place(operator, variant, dtype, rows):
     if operator == "attention_decode":
         arguments[4] = torch.tensor(505)  # the block crosses a multiple of 512
     whole = outputs(call(*case.cut(arguments, 0, ROWS)))
-    for start in range(ROWS - rows + 1):
+    for start in range(0, ROWS - rows + 1, 5 if variant == "triton" else 1):  # slow here
         part = outputs(call(*case.cut(arguments, start, start + rows)))
         for a, b in zip(part, whole, strict=True):
             assert torch.equal(a, b[start : start + rows])

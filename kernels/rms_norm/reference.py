@@ -1,8 +1,4 @@
-"""RMSNorm with a zero-centred gain: y = x / sqrt(mean(x^2) + eps) * (1 + weight); fp32 inside.
-
-`plain` reads the gain as it is (y = ... * weight, rounded before the product), as Qwen3's norms do.
-Both reduce along the last axis alone, which torch does row by row: the row count changes no bit.
-"""
+"""The definition. It reduces along the last axis alone: the row count changes no bit."""
 
 import torch
 from torch import Tensor
@@ -40,7 +36,16 @@ def fake_add(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
 @variant("add_rms_norm", "reference", fake_add)
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual sum s = x + delta, rounded once, and its norm with gain 1 + weight."""
+    """The residual sum s = x + delta, rounded once, and its norm with gain 1 + weight.
+
+    delta is [rows, d] in x's dtype, or the parts [parts, rows, d] of a split sum in fp32: these are
+    added in order and rounded to x's dtype first, as an unsplit producer would have rounded.
+    """
+    if delta.ndim > x.ndim:
+        total = wide(delta[0])
+        for part in delta[1:]:
+            total = total + part
+        delta = total.to(x.dtype)
     s = x + delta
     y = _unit(s, eps)
     return s, (y * (1.0 + weight.to(y.dtype))).to(s.dtype)

@@ -1,14 +1,4 @@
-"""The next token of each row: greedy, or drawn with noise that depends on seed, position and token.
-
-Because the noise is a pure function of (seed, position, token), a run that verifies eight rows at
-once draws exactly what a run of single rows draws: sampled speculation equals sampled decoding.
-
-    key_i = mix(seed_i ^ mix(position + i));  bits = mix(mix(key_0 ^ token) + key_1)
-    v = min((bits + 0.5) / 2^32, 1 - 2^-24);  token = argmax(logits / T - log(-log1p(-v)))
-
-over the candidates that top-k, then top-p, then min-p leave, in that order. Integers are 32-bit and
-wrap; ties go to the lowest id. Every row is worked on alone, so its bits cannot depend on others.
-"""
+"""The definition: row by row, with a sort where candidates are cut."""
 
 import torch
 from torch import Tensor

@@ -1,15 +1,12 @@
-"""Queries and keys made ready, keys and values stored: norm, partial rotary embedding, cache write.
-
-For row i at position p = pos + i: q, k = rms_norm per head (gain 1 + weight); the first `rotary`
-dims turn by the angle table's row p, half-split (dim j with j + rotary / 2); k and v go to cache
-row p. Rows of one call never depend on each other, so one statement serves any row count.
-"""
+"""The definition, row by row in torch's own order."""
 
 import torch
 from torch import Tensor
 
 from kernels.define import variant
 from kernels.rms_norm import rms_norm
+
+FLOAT8_MAX = 448.0  # of e4m3
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -21,6 +18,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[..., None, :], sin[..., None, :]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
+def store(cache: Tensor, index: Tensor, x: Tensor) -> None:
+    """cache [kv_heads, capacity, d] takes x [rows, kv_heads, d] at rows `index`, in place."""
+    x = x.transpose(0, 1)
+    if cache.dtype == torch.float8_e4m3fn:
+        x = x.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(cache.dtype)
+        cache, x = cache.view(torch.uint8), x.view(torch.uint8)  # index_copy_ has no float8
+    cache.index_copy_(1, index, x)
 
 
 def fake(
@@ -54,8 +60,8 @@ def qk_rope_store(
     """qkv [rows, heads (2 d) + 2 kv_heads d] = per head [query | gate], then k, then v.
 
     q_norm and k_norm [d]; cos and sin [positions, rotary / 2]; pos int64 scalar. Overwritten:
-    k_cache and v_cache [kv_heads, capacity, d], rows pos .. pos + rows - 1. Returns the queries
-    [rows, heads, d] and the gate [rows, heads d].
+    k_cache and v_cache [kv_heads, capacity, d] in qkv's dtype or float8 e4m3, rows
+    pos .. pos + rows - 1. Returns the queries [rows, heads, d] and the gate [rows, heads d].
     """
     kv_heads, _, d = k_cache.shape
     rows = qkv.shape[0]
@@ -65,6 +71,6 @@ def qk_rope_store(
     cos, sin = cos.index_select(0, index), sin.index_select(0, index)
     q = rotate(rms_norm(q, q_norm, eps), cos, sin)
     k = rotate(rms_norm(k.view(rows, kv_heads, d), k_norm, eps), cos, sin)
-    k_cache.index_copy_(1, index, k.transpose(0, 1))
-    v_cache.index_copy_(1, index, v.view(rows, kv_heads, d).transpose(0, 1))
+    store(k_cache, index, k)
+    store(v_cache, index, v.view(rows, kv_heads, d))
     return q, gate.clone(memory_format=torch.contiguous_format).view(rows, -1)

@@ -1,0 +1,127 @@
+"""Compile what a launch would launch, for a GPU that need not be there; run as a program.
+
+Launches run on meta tensors with `kernel[grid](...)` recorded instead of executed; each recorded
+kernel is compiled for the capability given (90) and its resources are printed as JSON, one line
+each, and a last line: what each kernel is compiled for at different row counts.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+import kernels.gpu
+from kernels.define import VARIANTS
+from tests.kernels.compiled_cases import BY_ROWS, CASES
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
+}
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def record(launch: Callable[..., Any], *arguments: Any) -> list[tuple[JITFunction, dict, dict]]:
+    """(kernel, arguments by name, options) of every launch in `launch(*arguments)`."""
+    calls = []
+
+    def getitem(fn: JITFunction, grid: Any) -> Callable[..., None]:
+        def call(*args: Any, **kwargs: Any) -> None:
+            named = dict(zip(fn.arg_names, args, strict=False))
+            named |= {k: v for k, v in kwargs.items() if k in fn.arg_names}
+            calls.append((fn, named, {k: v for k, v in kwargs.items() if k not in fn.arg_names}))
+
+        return call
+
+    with patch.object(JITFunction, "__getitem__", getitem):
+        launch(*arguments)
+    return calls
+
+
+def specialised(fn: JITFunction, named: dict[str, Any]) -> tuple[dict, dict, dict]:
+    """Signature, constants and attributes of a launch, as Triton would specialise them."""
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(fn.params):
+        value = named[parameter.name]
+        specialise = not parameter.do_not_specialize
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and specialise):
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+        elif isinstance(value, Tensor):
+            signature[parameter.name] = TYPES[value.dtype]
+            attributes[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            signature[parameter.name] = "i32"
+            if value % 16 == 0 and specialise:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
+
+
+def build(fn: JITFunction, named: dict[str, Any], options: dict[str, Any], capability: int) -> Any:
+    source = ASTSource(fn, *specialised(fn, named))
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def resources(compiled: Any) -> dict[str, int]:
+    """Registers, bytes of stack (spills), bytes of shared memory, and instructions that matter."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        text = subprocess.run(
+            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text))
+    ptx = compiled.asm["ptx"]
+    return {
+        "registers": int(usage["REG"]),
+        "spilled": int(usage["STACK"]) + int(usage["LOCAL"]),
+        "shared": compiled.metadata.shared,
+        "warps": compiled.metadata.num_warps,
+        "barriers": len(re.findall(r"\bbar\.sync|\bbarrier\.", ptx)),
+        "fma": len(re.findall(r"\bfma\.rn\.f32", ptx)),
+        "wgmma": len(re.findall(r"\bwgmma\.mma_async", ptx)),
+        "mma": len(re.findall(r"\bmma\.sync", ptx)),
+    }
+
+
+def keys() -> dict[str, list[str]]:
+    """For each kernel whose rows must agree, the distinct compilations of 1, 8 and 16 rows."""
+    found: dict[str, set[str]] = {}
+    for operator, make in BY_ROWS.items():
+        for rows in (1, 8, 16):
+            for fn, named, options in record(VARIANTS[operator]["triton"], *make(rows)):
+                key = f"{specialised(fn, named)} {options}"
+                found.setdefault(fn.__name__, set()).add(key)
+    return {name: sorted(key) for name, key in found.items()}
+
+
+def main(capability: int) -> None:
+    for operator, name, arguments in CASES:
+        for fn, named, options in record(VARIANTS[operator]["triton"], *arguments):
+            figures = resources(build(fn, named, options, capability))
+            print(json.dumps({"case": f"{operator} {name}", "kernel": fn.__name__, **figures}))
+    print(json.dumps({"keys": keys()}))
+
+
+if __name__ == "__main__":
+    kernels.gpu.INTERPRETED = True  # `check` accepts what is not on a GPU
+    main(int(sys.argv[1]))

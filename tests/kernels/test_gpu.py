@@ -1,0 +1,150 @@
+"""The Triton variants where they are compiled: the 27B's shapes on a CUDA device.
+
+Row counts, places, replay in a captured graph, repeated calls; closeness to the reference.
+"""
+
+import pytest
+import torch
+
+from kernels.define import VARIANTS
+from tests.kernels.cases import CASES, ROWS, outputs
+from tests.kernels.compiled_cases import BY_ROWS
+from tr.testing import assert_as_close
+from tr.tree import map_tensors
+
+pytestmark = pytest.mark.gpu
+FLOAT8 = torch.float8_e4m3fn
+
+
+def real(operator, cache=torch.bfloat16, pos=3000):
+    """Arguments of the 27B's shapes with 16 rows, random, on the device."""
+    g = torch.Generator("cuda").manual_seed(0)
+
+    def fill(x):
+        if not torch.is_tensor(x):
+            return x
+        if not x.is_floating_point():
+            return torch.zeros(x.shape, dtype=x.dtype, device="cuda")
+        return torch.randn(x.shape, generator=g, device="cuda").to(x.dtype)
+
+    make = BY_ROWS[operator]
+    caches = operator in ("attention_decode", "qk_rope_store")
+    arguments = [fill(x) for x in (make(ROWS, cache) if caches else make(ROWS))]
+    place = CASES[operator].pos
+    if place is not None:
+        arguments[place].fill_(pos)
+    if operator == "gated_delta_step":
+        arguments[2] *= 0.5
+        arguments[9] = torch.nn.functional.normalize(arguments[9], dim=-1)
+        arguments[11].sigmoid_()
+        arguments[12].fill_(5)
+    if operator == "sample":
+        for i, value in zip((2, 3, 4, 5), (0.8, 40, 0.9, 0.01), strict=True):
+            arguments[i].fill_(value)
+        arguments[6].copy_(torch.tensor([12345, 2**32 - 1]))
+    return arguments
+
+
+def cut(operator, arguments, start, stop):
+    """The call of some rows alone; big read-only caches are not copied."""
+    case = CASES[operator]
+    out = list(arguments) if operator == "attention_decode" else map_tensors(torch.clone, arguments)
+    for i in case.rows:
+        out[i] = arguments[i][start:stop].clone()
+    if case.pos is not None:
+        out[case.pos] = arguments[case.pos] + start
+    return out
+
+
+SETTINGS = [(operator, torch.bfloat16, 3000) for operator in BY_ROWS]
+SETTINGS += [
+    ("attention_decode", cache, pos)
+    for cache in (torch.bfloat16, FLOAT8)
+    for pos in (0, 57, 4220, 200_000)
+]
+SETTINGS += [("qk_rope_store", FLOAT8, 100)]
+
+
+@pytest.mark.parametrize("operator, cache, pos", SETTINGS, ids=str)
+def test_rows_and_places_change_no_bit(operator, cache, pos):
+    """4220 and 57 put a change of the piece length (33 splits of 64 keys and so on) inside."""
+    call = VARIANTS[operator]["triton"]
+    arguments = real(operator, cache, pos)
+    together = cut(operator, arguments, 0, ROWS)
+    whole = outputs(call(*together))
+    for rows in (1, 2, 4, 8):
+        part = cut(operator, arguments, 0, rows)
+        for a, b in zip(outputs(call(*part)), whole, strict=True):
+            assert a.float().isfinite().all() and torch.equal(a, b[:rows])
+        if operator == "gated_delta_step":
+            assert torch.equal(part[6], together[6]) and torch.equal(part[7], together[7])
+            for i in range(8, 12):
+                assert torch.equal(part[i][:rows], together[i][:rows])
+    if operator != "gated_delta_step":
+        for start in range(ROWS):
+            part = outputs(call(*cut(operator, arguments, start, start + 1)))
+            for a, b in zip(part, whole, strict=True):
+                assert torch.equal(a[0], b[start])
+
+
+@pytest.mark.parametrize("operator, cache, pos", SETTINGS, ids=str)
+def test_replay_and_repetition_change_no_bit(operator, cache, pos):
+    call = VARIANTS[operator]["triton"]
+    arguments = real(operator, cache, pos)
+    eager = cut(operator, arguments, 0, 8)
+    want = outputs(call(*eager))
+    captured = cut(operator, arguments, 0, 8)
+    start = map_tensors(torch.clone, captured) if operator == "gated_delta_step" else None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = outputs(call(*captured))
+    for _ in range(5):
+        if start is not None:
+            for a, b in zip(captured, start, strict=True):
+                if torch.is_tensor(a):
+                    a.copy_(b)
+        graph.replay()
+        for a, b in zip(got, want, strict=True):
+            assert torch.equal(a, b)
+    if operator in ("gated_delta_step", "qk_rope_store"):
+        for a, b in zip(captured, eager, strict=True):
+            if torch.is_tensor(a):
+                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if a.ndim else True
+
+
+@pytest.mark.parametrize("operator", sorted(set(BY_ROWS) - {"sample"}))
+def test_as_close_to_float64_as_the_reference(operator):
+    arguments = cut(operator, real(operator), 0, 4)
+    double = [a.double() if torch.is_tensor(a) and a.is_floating_point() else a for a in arguments]
+    reference = VARIANTS[operator]["reference"]
+    exact = outputs(reference(*double))
+    plain = outputs(reference(*map_tensors(torch.clone, arguments)))
+    found = outputs(VARIANTS[operator]["triton"](*map_tensors(torch.clone, arguments)))
+    for a, b, c in zip(found, plain, exact, strict=True):
+        assert_as_close(a, b, c)
+
+
+def test_pending_rows_fold_in_as_if_they_had_run_one_by_one():
+    call = VARIANTS["gated_delta_step"]["triton"]
+    whole = cut("gated_delta_step", real("gated_delta_step"), 0, ROWS)
+    whole[12].zero_()
+    single = map_tensors(torch.clone, whole)
+    call(*whole)
+    for i in range(ROWS):
+        single[12].fill_(min(i, 1))
+        call(whole[0][i : i + 1].clone(), whole[1][i : i + 1].clone(), *single[2:])
+    whole[12].fill_(ROWS - 1)
+    call(whole[0][-1:].clone(), whole[1][-1:].clone(), *whole[2:])
+    for i in (6, 7):
+        assert torch.equal(whole[i], single[i])
+    for i in range(8, 12):
+        assert torch.equal(whole[i][0], single[i][0])
+
+
+@pytest.mark.parametrize("heat, k, p, m", [(0.0, 0, 1, 0), (1, 0, 1, 0), (0.7, 20, 0.8, 0.0)])
+def test_drawn_tokens_are_the_reference_s(heat, k, p, m):
+    arguments = real("sample")
+    for i, value in zip((2, 3, 4, 5), (heat, k, p, m), strict=True):
+        arguments[i].fill_(value)
+    want = VARIANTS["sample"]["reference"](*arguments)
+    assert torch.equal(VARIANTS["sample"]["triton"](*arguments), want)
