@@ -32,14 +32,15 @@ def attention_decode(
     first = int(pos)
     query = (wide(tile(q)) * d**-0.5).view(TILE, kv_heads, group, d)
     query = query.permute(1, 2, 0, 3).reshape(kv_heads, group * TILE, d)  # [kv, (group row), d]
-    last = torch.arange(first, first + TILE).repeat(group)[:, None]  # the last key each row sees
+    last = torch.arange(first, first + TILE, device=q.device)  # the last key each row sees
+    last = last.repeat(group)[:, None]
     top = query.new_full((kv_heads, group * TILE, 1), -torch.inf)
     total = query.new_zeros(kv_heads, group * TILE, 1)
     out = torch.zeros_like(query)
     for start in range(0, first + rows, BLOCK):
         k = wide(k_cache[:, start : start + BLOCK])
         v = wide(v_cache[:, start : start + BLOCK])
-        keys = torch.arange(start, start + BLOCK)
+        keys = torch.arange(start, start + BLOCK, device=q.device)
         scores = torch.bmm(query, k.transpose(1, 2)).masked_fill_(keys > last, -torch.inf)
         peak = torch.maximum(top, scores.amax(-1, keepdim=True))
         weights = (scores - peak).exp_()

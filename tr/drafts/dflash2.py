@@ -79,15 +79,17 @@ class Dflash2:
         if keep < 1:
             return state
         first = pos + end - keep
-        return self._write(state, taps[end - keep : end], torch.arange(first, first + keep))
+        positions = torch.arange(first, first + keep, device=taps.device)
+        return self._write(state, taps[end - keep : end], positions)
 
     def propose(self, state: State, feed: Feed, sampling: Sampling) -> tuple[Tensor, State]:
         c = self.params.config
-        rows = torch.arange(feed.taps.shape[0])
+        device = feed.pos.device
+        rows = torch.arange(feed.taps.shape[0], device=device)
         state = self._write(state, feed.taps, feed.pos - feed.count + rows)
         size = state.ring[0].k.shape[2]
-        at = feed.pos + torch.arange(c.block)
-        slot = torch.arange(size)
+        at = feed.pos + torch.arange(c.block, device=device)
+        slot = torch.arange(size, device=device)
         key = feed.pos - 1 - (feed.pos - 1 - slot) % size  # the position each ring row holds
         seen = (key >= 0) & (key > at[:, None] - self.window)
         ids = torch.full_like(at, c.mask_token)
