@@ -30,7 +30,17 @@ class Feed:
     history: Int64[Tensor, " capacity"]  # every token so far; valid up to and including `pos`
 
 
-UNLIMITED = 1 << 62
+class Stateless:
+    """What a strategy without weights shares: it reads the committed text, and keeps nothing."""
+
+    taps: tuple[int, ...] = ()
+    reach = 1 << 62  # no table that could end
+
+    def init_state(self, capacity: int) -> None:
+        return None
+
+    def prime(self, state: None, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int) -> None:
+        return None
 
 
 class Draft(Protocol):

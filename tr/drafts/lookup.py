@@ -9,28 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tr.drafts.base import UNLIMITED, Feed
+from tr.drafts.base import Feed, Stateless
 from tr.model.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Lookup:
+class Lookup(Stateless):
     tokens: int
     ngram_min: int
     ngram_max: int
     name: str = "lookup"
-    taps: tuple[int, ...] = ()
-    reach: int = UNLIMITED
 
     @property
     def rows(self) -> int:
         return self.tokens + 1
-
-    def init_state(self, capacity: int) -> None:
-        return None
-
-    def prime(self, state: None, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int) -> None:
-        return None
 
     def propose(self, state: None, feed: Feed, sampling: Sampling) -> tuple[Tensor, None]:
         text = feed.history[: int(feed.pos) + 1]

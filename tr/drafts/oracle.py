@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from kernels.sample import mix
-from tr.drafts.base import UNLIMITED, Feed
+from tr.drafts.base import Feed, Stateless
 from tr.model.sampling import Sampling
 
 
 @dataclass(frozen=True, eq=False)
-class Oracle:
+class Oracle(Stateless):
     """`text` holds the whole recorded sequence, prompt included; past its end nothing is drafted.
 
     A token at position p is kept if a hash of (seed, p) falls below `rate`, else replaced.
@@ -26,18 +26,10 @@ class Oracle:
     rate: float
     seed: int = 0
     name: str = "oracle"
-    taps: tuple[int, ...] = ()
-    reach: int = UNLIMITED
 
     @property
     def rows(self) -> int:
         return self.tokens + 1
-
-    def init_state(self, capacity: int) -> None:
-        return None
-
-    def prime(self, state: None, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int) -> None:
-        return None
 
     def propose(self, state: None, feed: Feed, sampling: Sampling) -> tuple[Tensor, None]:
         first = int(feed.pos) + 1

@@ -5,22 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tr.drafts.base import UNLIMITED, Feed
+from tr.drafts.base import Feed, Stateless
 from tr.model.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Raw:
+class Raw(Stateless):
     name: str = "raw"
     rows: int = 1
-    taps: tuple[int, ...] = ()
-    reach: int = UNLIMITED
-
-    def init_state(self, capacity: int) -> None:
-        return None
-
-    def prime(self, state: None, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int) -> None:
-        return None
 
     def propose(self, state: None, feed: Feed, sampling: Sampling) -> tuple[Tensor, None]:
         return torch.empty(0, dtype=torch.int64, device=feed.anchor.device), None
