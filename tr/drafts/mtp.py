@@ -44,8 +44,7 @@ class Mtp:
 
     def init_state(self, capacity: int) -> State:
         """The chain runs up to `tokens` positions past the text: the cache has room for them."""
-        block = text.CACHE_BLOCK
-        allocated = -(-(capacity + self.tokens) // block) * block
+        allocated = text.cache_rows(capacity + self.tokens)
         return State(
             cache=layer.init_state(self.params.layer, allocated, self.rows),
             last=torch.zeros_like(self.target.norm),

@@ -79,11 +79,15 @@ def tables(config: ModelConfig, dtype: torch.dtype, device: str) -> Rope:
     return rope(config.max_positions, config.rotary_dim, config.rope_theta, dtype, device)
 
 
+def cache_rows(tokens: int) -> int:
+    """Rows of a cache for `tokens` tokens: whole blocks, since some variants read it by them."""
+    return -(-tokens // CACHE_BLOCK) * CACHE_BLOCK
+
+
 def init_state(params: Params, capacity: int, rows: int) -> State:
     """Empty state for `capacity` tokens and steps of up to `rows` rows.
 
-    Caches are zero-filled and padded to a multiple of CACHE_BLOCK rows: some variants read them by
-    whole blocks. Raises ValueError where the model has fewer positions.
+    Caches are zero-filled. Raises ValueError where the model has fewer positions.
     """
     limit = params.rope.cos.shape[0]
     if not 1 <= capacity <= limit:
@@ -91,11 +95,10 @@ def init_state(params: Params, capacity: int, rows: int) -> State:
             f"state: expected a capacity of 1 .. {limit} tokens (the model's positions),"
             f" got {capacity}; set kv.capacity_tokens"
         )
-    allocated = -(-capacity // CACHE_BLOCK) * CACHE_BLOCK
     device = params.embed.device
     zero = torch.zeros((), dtype=torch.int64, device=device)
     return State(
-        layers=tuple(layer.init_state(p, allocated, rows) for p in params.layers),
+        layers=tuple(layer.init_state(p, cache_rows(capacity), rows) for p in params.layers),
         pos=zero,
         pending=zero.clone(),
     )
