@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 
+MAX_ROWS = 16  # rows that a few-rows operator takes: an anchor and 15 drafts
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: operator name -> variant name -> callable; filled by importing the operators' modules.

@@ -9,12 +9,11 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from kernels.define import Support
+from kernels.define import MAX_ROWS, Support
 
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
-MAX_ROWS = 16
 SUPPORT = Support(devices=("cuda", "cpu") if INTERPRETED else ("cuda",), capability=(8, 0))
 
 

@@ -7,12 +7,12 @@ they stay in the card's cache.
 
 from dataclasses import dataclass
 
+from kernels.define import MAX_ROWS
 from tr.model.config import FULL, LINEAR, ModelConfig
 
 BITS = {"bf16": 16.0, "int4_g128": 4.25}  # per weight, scales and minimums included
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}  # per element of a cached key or value
 GROUP = 128  # inputs that share a scale in int4_g128
-ROWS = 16  # rows that decoding keeps records and scratch for
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def plan(
     state = 4.0 * linear * c.v_heads * c.d_k * c.d_v
     items.append(Item("recurrent state", state, 2 * state))
     record = 4.0 * (c.k_heads * c.d_k + c.v_heads * c.d_v + c.v_heads) + 2.0 * channels
-    items.append(Item("records of rows", ROWS * linear * record, 0.0))
+    items.append(Item("records of rows", MAX_ROWS * linear * record, 0.0))
     per_token = full * 2 * c.kv_heads * c.d_head * KV_BYTES[kv]
     items.append(Item("key-value cache", held_tokens * per_token, (context + rows) * per_token))
     return Plan(tuple(items))

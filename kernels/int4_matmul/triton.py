@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.define import variant
-from kernels.gpu import INTERPRETED, MAX_ROWS, SUPPORT
+from kernels.define import MAX_ROWS, variant
+from kernels.gpu import INTERPRETED, SUPPORT
 from kernels.gpu import check as check_tensors
 from kernels.int4_matmul.layout import GROUP, LINES, ROWS, TILE, WORDS
 from kernels.int4_matmul.reference import SHAPES, fake

@@ -84,7 +84,7 @@ def advance(
         began = time.perf_counter()
         with torch.inference_mode():
             chosen, accepted, proposed, stream.state = step(
-                stream.model, stream.draft, stream.state, stream.sampling, room
+                stream.model, stream.draft, stream.state, stream.sampling
             )
             n = int(accepted)
             tokens = chosen[: n + 1].tolist()

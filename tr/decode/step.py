@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from kernels.define import MAX_ROWS
 from kernels.registry import Ops
 from tr.drafts.base import Draft, Feed
 from tr.jit import jit
@@ -20,7 +21,6 @@ from tr.model.sampling import Sampling
 from tr.tree import tree, typed
 
 CHUNK = 512  # prompt tokens a prefill call takes; a multiple of the delta rule's 64
-MAX_ROWS = 16
 
 
 @tree
@@ -101,15 +101,18 @@ def prefill(
 
 
 def step(
-    model: Model, draft: Draft, state: State, sampling: Sampling, limit: int = MAX_ROWS
+    model: Model, draft: Draft, state: State, sampling: Sampling
 ) -> tuple[Tensor, Tensor, int, State]:
-    """One round of at most `limit` rows; `state` is donated and comes back committed.
+    """One round, as long as the draft and the window allow; `state` comes back committed.
+
+    `state` is donated and must have room for one more token.
 
     Returns the new tokens (accepted drafts, then the target's own), the number of accepted drafts
     as a tensor, how many were proposed, and the state. `keep` cuts it shorter afterwards.
     """
     feed = state.feed
-    limit = min(limit, draft.rows, draft.reach - int(feed.pos))
+    pos, capacity = int(feed.pos), len(feed.history) - 1
+    limit = min(draft.rows, draft.reach - pos, capacity - pos)
     if limit > 1:
         drafts, kept = draft.propose(state.draft, feed, sampling)
         drafts = drafts[: limit - 1]
@@ -122,7 +125,7 @@ def step(
     accepted = accept(drafts, chosen)
     feed.hidden[: len(tokens)] = rows.hidden
     feed.taps[: len(tokens)] = rows.taps
-    feed.history.index_copy_(0, _after(feed.pos, len(tokens), feed.history), chosen[: len(tokens)])
+    feed.history[pos + 1 : pos + 1 + len(tokens)] = chosen
     state = State(target=target, draft=kept, feed=feed)
     return chosen, accepted, len(drafts), keep(state, accepted + 1)
 
@@ -160,8 +163,3 @@ def draw(model: Model, logits: Tensor, position: Tensor, sampling: Sampling) -> 
     return model.ops.sample(
         logits, position, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, model.ids
     )
-
-
-def _after(pos: Tensor, rows: int, history: Tensor) -> Tensor:
-    """Where the tokens of `rows` rows stand: pos + 1 .. pos + rows, inside the history."""
-    return (pos + 1 + torch.arange(rows, device=pos.device)).clamp(max=len(history) - 1)
