@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tr.drafts import dflash2_net as net
-from tr.model import mtp, text
+from tr.model import layer, mtp, text
 from tr.nn.formats.dense import Dense
 
 
@@ -91,7 +91,7 @@ def mtp_loss(
     anchors = anchors.clamp(max=usable - 1)
     width = hidden.shape[-1]
     for d in range(1, depth + 1):
-        past = mtp.layer.init_past(params.layer, tokens.shape[0])
+        past = layer.init_past(params.layer, tokens.shape[0])
         shifted = tokens[:, d : d + usable]
         state, _ = mtp.sequence(params, past, target.embed, shifted, state[:, :usable], target.rope)
         student = target.head.sequence(state.gather(1, anchors[..., None].expand(-1, -1, width)))

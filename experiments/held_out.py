@@ -1,5 +1,6 @@
 """How good a target is on text it has not seen: bits per byte, and two teacher-forced probes."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -36,7 +37,7 @@ def bits_per_byte(
         loss = F.cross_entropy(logits, tokens[0, 1:], reduction="sum").item()
         nats[kind] = nats.get(kind, 0.0) + loss
         size[kind] = size.get(kind, 0) + len(tokenizer.decode(ids).encode())
-    return {kind: nats[kind] / size[kind] / 0.6931471805599453 for kind in nats}
+    return {kind: nats[kind] / size[kind] / math.log(2) for kind in nats}
 
 
 @torch.inference_mode()

@@ -100,10 +100,10 @@ def run(config: Config) -> Outcome:
     master = Master(params, frozen=("rope",))
     steps = o.short_steps + o.long_steps
     optimizer = Optimizer([master], o.lr, steps, o.warmup, o.decay)
-    first, losses = 0, []
+    done, losses = 0, []
     if o.resume:
         saved = torch.load(Path(o.resume, "state.pt"), map_location=device, weights_only=True)
-        first, losses = saved["step"], saved["losses"]
+        done, losses = saved["step"], saved["losses"]
         for name, t in master.leaves.items():
             t.data.copy_(saved["leaves"][name])
         optimizer.load(saved["optimizer"])
@@ -111,11 +111,10 @@ def run(config: Config) -> Outcome:
         (o.short_batch, o.short_tokens, 0, o.short_steps),
         (o.long_batch, o.long_tokens, o.short_steps, steps),
     )
-    done = first
     trained = time.perf_counter()
     for batch, tokens, begin, end in phases:
         begin = max(begin, done)
-        if begin >= end or (done < begin and done != first):
+        if begin >= end:
             continue
         windows = Windows(ids, weight, batch, tokens, config.seed)
         windows.load(begin)
