@@ -20,14 +20,14 @@ from tokenizers import Tokenizer
 from experiments import tasks
 
 MIXTURE: Mapping[str, float] = {
-    "prose": 0.40, "code": 0.22, "chinese": 0.025,
-    "math": 0.05, "copy": 0.14, "needle": 0.09, "chat": 0.03, "tool": 0.025, "essay": 0.01,
+    "prose": 0.32, "code": 0.22, "chinese": 0.02,
+    "math": 0.05, "copy": 0.25, "needle": 0.07, "chat": 0.025, "tool": 0.025, "essay": 0.01,
     "code_task": 0.01,
 }  # fmt: skip
 NATURAL = ("prose", "code", "chinese")
 CHUNK = 64  # tasks per unit of work
 LONGEST = 8_192  # tokens of a task
-FILLER = 26_000  # characters: nearly 8,192 tokens of prose
+FILLER = 16_000  # characters: nearly 8,192 tokens of prose
 
 Ids = np.ndarray  # uint16 [tokens]
 Mask = np.ndarray  # bool [tokens]
@@ -116,9 +116,9 @@ class Encoder:
             return tasks.needle(rng, self.filler(rng, length), length)
         if kind == "copy":
             source = rng.choices(NATURAL, (0.7, 0.25, 0.05))[0]
-            longest = 10_000 if rng.random() < 0.03 else 1_900
+            longest = 7_000 if rng.random() < 0.03 else 1_200
             if source == "chinese":
-                return tasks.copy_document(rng, self.text(rng, source), 60, 400)
+                return tasks.copy_document(rng, self.text(rng, source), 60, 250)
             return tasks.copy_document(rng, self.text(rng, source), longest=longest)
         raise ValueError(f"unknown task {kind!r}")
 

@@ -2,7 +2,8 @@
 
 Prompts are windows of the token stream that end where a response begins, or anywhere in a document;
 the target continues them greedily and at several temperatures; both drafts then learn its
-distribution at random anchors inside its own continuations.
+distribution at random anchors inside its own continuations. What they read of the target is
+computed once and stays on the device.
 """
 
 import time
@@ -29,9 +30,9 @@ from tr.report.progress import track
 from tr.report.record import Outcome
 
 MIXTURE = {
-    "prose": 0.25, "code": 0.2, "chinese": 0.02,
-    "math": 0.09, "copy": 0.3, "needle": 0.04, "chat": 0.03, "tool": 0.03, "essay": 0.02,
-    "code_task": 0.02,
+    "prose": 0.24, "code": 0.24, "chinese": 0.02,
+    "math": 0.05, "copy": 0.37, "needle": 0.01, "chat": 0.02, "tool": 0.02, "essay": 0.015,
+    "code_task": 0.015,
 }  # fmt: skip
 
 
@@ -43,13 +44,15 @@ class Options:
     stream_tokens: int = 20_000_000
     mixture: dict[str, float] = field(default_factory=lambda: dict(MIXTURE))
     processes: int = 0  # that build the stream; 0: one per core
-    prompt_tokens: int = 512
-    response_tokens: int = 288
-    rounds: int = 16  # batches of continuations
+    prompt_tokens: int = 768
+    response_tokens: int = 160
+    response_share: float = 0.5  # of the prompts end where a response begins, the others anywhere
+    rounds: int = 30  # batches of continuations
     round_sequences: int = 1024
-    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.6, 0.8, 1.0])
-    steps: int = 2500
-    batch: int = 64
+    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.4, 0.6, 0.8])
+    steps: int = 8000
+    batch: int = 64  # sequences a step; the MTP head learns from the first mtp_batch of them
+    mtp_batch: int = 16
     anchors: int = 48
     lr: float = 4e-3
     warmup: int = 100
@@ -58,11 +61,12 @@ class Options:
     stop_after_s: float = 480.0  # end the draft steps early, counted from the start of the run
     gamma: float = 4.0
     mtp_depth: int = 3
-    layers: int = 2
+    layers: int = 3
+    kv_heads: int = 3
     d_ff: int = 384
     block: int = 8
     mask_token: str = "<|audio_start|>"
-    taps: list[int] = field(default_factory=lambda: [1, 4, 6])
+    taps: list[int] = field(default_factory=lambda: [2, 5, 7])
     window: int = 512
     selector_rank: int = 32
     selector_top: int = 16
@@ -76,7 +80,7 @@ def draft_config(o: Options, target: text.Params, mask_token: int) -> net.Config
         d_ff=o.d_ff,
         layers=o.layers,
         heads=d_model // 64,
-        kv_heads=max(1, d_model // 192),
+        kv_heads=o.kv_heads,
         d_head=64,
         vocab=vocab,
         block=o.block,
@@ -93,17 +97,41 @@ def draft_config(o: Options, target: text.Params, mask_token: int) -> net.Config
     )
 
 
-def prompt_windows(ids: np.ndarray, response: np.ndarray, o: Options, seed: int) -> np.ndarray:
-    """[rounds * round_sequences, prompt_tokens]: 3 in 5 end where a response begins, 2 anywhere."""
+def prompt_windows(
+    ids: np.ndarray, response: np.ndarray, end: int, o: Options, seed: int
+) -> np.ndarray:
+    """[rounds * round_sequences, prompt_tokens] of a stream whose documents close with token `end`.
+
+    `response_share` of them end where a response begins, and hold all that comes before it in its
+    document; the others end anywhere.
+    """
     rng = np.random.default_rng(seed)
     count = o.rounds * o.round_sequences
     starts = np.flatnonzero(response[1:] & ~response[:-1]) + 1
     starts = starts[starts >= o.prompt_tokens]
-    ends = rng.integers(o.prompt_tokens, len(ids), count)
+    closed = np.concatenate([[-1], np.flatnonzero(ids == end)])
+    begun = closed[np.searchsorted(closed, starts) - 1] + 1
+    starts = starts[starts - begun <= o.prompt_tokens]
+    at = rng.integers(o.prompt_tokens, len(ids), count)
     if len(starts):
-        chosen = rng.random(count) < 0.6
-        ends[chosen] = rng.choice(starts, int(chosen.sum()))
-    return ids[ends[:, None] - np.arange(o.prompt_tokens, 0, -1)].astype(np.int64)
+        chosen = rng.random(count) < o.response_share
+        at[chosen] = rng.choice(starts, int(chosen.sum()))
+    return ids[at[:, None] - np.arange(o.prompt_tokens, 0, -1)].astype(np.int64)
+
+
+@torch.no_grad()
+def read(target: text.Params, texts: Tensor, o: Options) -> tuple[Tensor, Tensor]:
+    """The taps [texts, tokens, taps d_model] and final hiddens of texts [texts, tokens]."""
+    d, shape = target.embed.shape[1], texts.shape
+    taps = torch.empty(*shape, len(o.taps) * d, dtype=target.embed.dtype, device=texts.device)
+    hidden = torch.empty(*shape, d, dtype=target.embed.dtype, device=texts.device)
+    parts = zip(texts.split(o.batch), taps.split(o.batch), hidden.split(o.batch), strict=True)
+    for tokens, some_taps, some_hidden in parts:
+        past = text.init_past(target, len(tokens))
+        x, tapped, _ = text.sequence(target, past, tokens, o.taps, "train")
+        some_taps.copy_(tapped)
+        some_hidden.copy_(x)
+    return taps, hidden
 
 
 def run(config: Config) -> Outcome:
@@ -118,7 +146,8 @@ def run(config: Config) -> Outcome:
     ids, response = build_tokens(
         o.corpus, path, config.seed + 1, o.stream_tokens, o.mixture, o.processes
     )
-    prompts = torch.from_numpy(prompt_windows(ids, response, o, config.seed))
+    end = tokenizer.control["<|endoftext|>"]
+    prompts = torch.from_numpy(prompt_windows(ids, response, end, o, config.seed))
     build_s, started = time.perf_counter() - started, time.perf_counter()
     heat = torch.tensor(o.temperatures, device=device).repeat(o.round_sequences)
     heat = heat[: o.round_sequences]
@@ -127,6 +156,7 @@ def run(config: Config) -> Outcome:
         for i, part in enumerate(track(prompts.split(o.round_sequences), "continuations"))
     ]
     texts = torch.cat(rounds).to(device)
+    every_taps, every_hidden = read(target, texts, o)
     regenerate_s, started = time.perf_counter() - started, time.perf_counter()
 
     shape = draft_config(o, target, tokenizer.control[o.mask_token])
@@ -135,26 +165,26 @@ def run(config: Config) -> Outcome:
     head = Master(mtp.init(loaded.config, generator, torch.bfloat16))
     optimizer = Optimizer([draft, head], o.lr, o.steps, o.warmup, o.decay)
     batch, total = min(o.batch, len(texts)), texts.shape[1]
-    tokens = torch.zeros(batch, total, dtype=torch.int64, device=device)
+    tokens, taps, hidden = (t[:batch].clone() for t in (texts, every_taps, every_hidden))
     anchors = torch.zeros(batch, o.anchors, dtype=torch.int64, device=device)
     overlap = torch.zeros(o.block - 1, device=device)
 
     def load() -> None:
         rows = torch.randint(0, len(texts), (batch,), generator=generator, device=device)
-        tokens.copy_(texts[rows])
+        for buffer, every in ((tokens, texts), (taps, every_taps), (hidden, every_hidden)):
+            torch.index_select(every, 0, rows, out=buffer)
         last = total - o.block
         anchors.copy_(pick_anchors(o.prompt_tokens - 1, last, batch, o.anchors, generator))
 
     def loss() -> Tensor:
-        with torch.no_grad():
-            past = text.init_past(target, batch)
-            hidden, taps, _ = text.sequence(target, past, tokens, o.taps, "train")
         block_loss, kept = dflash2_loss(
             draft.view(), target.embed, target.head, tokens, taps, hidden, anchors, o.gamma
         )
         overlap.copy_(kept)
-        chain_loss = mtp_loss(head.view(), target, tokens, hidden, anchors, o.mtp_depth)
-        return block_loss + chain_loss
+        some = slice(o.mtp_batch)
+        return block_loss + mtp_loss(
+            head.view(), target, tokens[some], hidden[some], anchors[some], o.mtp_depth
+        )
 
     load()
     step = captured(loss, [draft, head], o.clip)

@@ -1,7 +1,8 @@
 """Train the embedded model: the target from scratch on the collected texts and the synthetic tasks.
 
 Two phases: short windows, then windows of the full context. A run that reaches `stop_after_s` saves
-its state and ends; the same command with `resume` goes on from it, batch for batch.
+its state and ends; the same command with `resume` goes on from it, batch for batch. `start` begins
+a new run from the weights of a finished one.
 """
 
 import time
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from experiments import lookahead
 from experiments.held_out import bits_per_byte, probe_rates
 from experiments.packing import MIXTURE, build_tokens
 from experiments.training import Master, Optimizer, captured, detached
@@ -22,29 +25,32 @@ from tr.config import Config
 from tr.model import text
 from tr.report.progress import track
 from tr.report.record import Outcome
+from tr.tree import replace_tensors, tensors
 
 
 @dataclass
 class Options:
     corpus: str = "data/texts.jsonl.xz"
     tokenizer: str = "tr/assets/tiny"
-    tokens: int = 60_000_000  # length of the token stream that windows are drawn from
+    tokens: int = 80_000_000  # length of the token stream that windows are drawn from
     mixture: dict[str, float] = field(default_factory=lambda: dict(MIXTURE))
     processes: int = 0  # that build the stream; 0: one per core
     short_tokens: int = 2048
     short_batch: int = 32
-    short_steps: int = 3000
+    short_steps: int = 3500
     long_tokens: int = 8192
     long_batch: int = 8
-    long_steps: int = 400
+    long_steps: int = 0
     lr: float = 4e-3
     warmup: int = 100
     decay: float = 0.05
     clip: float = 1.0
     stop_after_s: float = 480.0
     resume: str = ""  # folder of an unfinished run
-    start: str = ""  # checkpoint to start from instead of random weights
-    response_weight: float = 1.0  # of a response's tokens in the loss; others weigh 1
+    start: str = ""  # folder of a finished run whose weights to start from
+    lookahead: int = 7  # auxiliary heads that guess further tokens
+    lookahead_weight: float = 0.5  # of their mean loss beside the next token's
+    response_weight: float = 3.0  # of a response's tokens in the loss; others weigh 1
     probes: int = 20
 
 
@@ -70,14 +76,15 @@ class Windows:
         self.weight.copy_(weight[at])
 
 
-def next_token_loss(params: text.Params, tokens: Tensor, weight: Tensor) -> Tensor:
-    """Weighted mean cross-entropy, in nats, of tokens [batch, n + 1] given those before them."""
+def next_token_loss(params: text.Params, tokens: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted mean cross-entropy, in nats, of tokens [batch, n + 1] given those before them; and
+    the final hidden of those tokens [batch, n, d_model]."""
     past = text.init_past(params, tokens.shape[0])
     hidden, _, _ = text.sequence(params, past, tokens[:, :-1], (), "train")
     logits = params.head.sequence(hidden).flatten(0, 1).float()
     loss = F.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
     share = weight[:, 1:].flatten()
-    return (loss * share).sum() / share.sum()
+    return (loss * share).sum() / share.sum(), hidden
 
 
 def run(config: Config) -> Outcome:
@@ -93,18 +100,23 @@ def run(config: Config) -> Outcome:
     weight = 1 + (o.response_weight - 1) * torch.from_numpy(said).to(device).float()
     build_s = time.perf_counter() - started
     generator = torch.Generator(device).manual_seed(config.seed)
+    params = text.init(shape, generator, torch.bfloat16)
+    heads = lookahead.init(o.lookahead, shape.d_model, generator, torch.bfloat16)
     if o.start:
-        params = load_target(o.start, device, with_mtp=False).params
-    else:
-        params = text.init(shape, generator, torch.bfloat16)
-    master = Master(params, frozen=("rope",))
+        params = load_target(Path(o.start, "target"), device, with_mtp=False).params
+        saved = load_file(Path(o.start, "lookahead.safetensors"), str(device))
+        heads = replace_tensors(heads, saved)
+    masters = Master(params, frozen=("rope",)), Master(heads)
+    master, further = masters
+    leaves = {name: t for m in masters for name, t in m.leaves.items()}
     steps = o.short_steps + o.long_steps
-    optimizer = Optimizer([master], o.lr, steps, o.warmup, o.decay)
+    optimizer = Optimizer(masters, o.lr, steps, o.warmup, o.decay)
     done, losses = 0, []
+    next_nats = torch.zeros((), device=device)
     if o.resume:
         saved = torch.load(Path(o.resume, "state.pt"), map_location=device, weights_only=True)
         done, losses = saved["step"], saved["losses"]
-        for name, t in master.leaves.items():
+        for name, t in leaves.items():
             t.data.copy_(saved["leaves"][name])
         optimizer.load(saved["optimizer"])
     phases = (
@@ -120,16 +132,22 @@ def run(config: Config) -> Outcome:
         windows.load(begin)
 
         def loss(windows: Windows = windows) -> Tensor:
-            return next_token_loss(master.view(), windows.tokens, windows.weight)
+            params, tokens, weight = master.view(), windows.tokens, windows.weight
+            next_loss, hidden = next_token_loss(params, tokens, weight)
+            next_nats.copy_(next_loss.detach())
+            if not o.lookahead:
+                return next_loss
+            more = lookahead.loss(further.view(), params, hidden, tokens, weight)
+            return next_loss + o.lookahead_weight * more
 
-        step = captured(loss, [master], o.clip)
+        step = captured(loss, masters, o.clip)
         for i in track(range(begin, end), f"{tokens}-token windows"):
             windows.load(i)
-            value = step()
+            step()
             optimizer.step(i)
             done = i + 1
             if i % 20 == 0 or done == end:
-                losses.append([i, round(value.item(), 4)])
+                losses.append([i, round(next_nats.item(), 4)])
                 if time.perf_counter() - started > o.stop_after_s:
                     break
         del step
@@ -151,9 +169,10 @@ def run(config: Config) -> Outcome:
         "losses_nats": {str(i): value for i, value in losses},
     }
     save_target(out / "target", replace(shape, mtp_layers=0), params, None, tokenizer.eos)
+    save_file(tensors(detached(further.view())), out / "lookahead.safetensors")
     if done < steps:
-        leaves = {name: t.data for name, t in master.leaves.items()}
-        state = {"step": done, "losses": losses, "leaves": leaves, "optimizer": optimizer.state()}
+        data = {name: t.data for name, t in leaves.items()}
+        state = {"step": done, "losses": losses, "leaves": data, "optimizer": optimizer.state()}
         torch.save(state, out / "state.pt")
     else:
         figures["held_out_bits_per_byte"] = bits_per_byte(params, tokenizer, o.corpus)

@@ -1,6 +1,6 @@
 """Train the byte-level BPE of the tiny model and write its tokenizer files.
 
-3000 base ids (256 bytes and merges), then the 33 added tokens of Qwen3.5 and later in their order.
+512 base ids (256 bytes and merges), then the 33 added tokens of Qwen3.5 and later in their order.
 """
 
 import json
@@ -49,7 +49,7 @@ SAMPLE = {"prose": 8_000_000, "code": 7_000_000, "chinese": 500_000, "tasks": 2_
 class Options:
     corpus: str = "data/texts.jsonl.xz"
     output: str = "tr/assets/tiny"
-    base: int = 3000
+    base: int = 512
     characters: dict[str, int] = field(default_factory=lambda: dict(SAMPLE))
     max_positions: int = 8192
     seed: int = 0

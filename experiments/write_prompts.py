@@ -93,7 +93,7 @@ def module_starts(documents: Sequence[Document]) -> Iterator[str]:
 def copies(tokenizer: Tokenizer, documents: Sequence[Document]) -> Iterator[str]:
     for i, document in enumerate(documents):
         rng = Random(f"heldout/copy/prompts/{i}")
-        text = tasks.passage(rng, document["text"], 750, 1_200)
+        text = tasks.passage(rng, document["text"], 450, 800)
         if 220 <= len(tokenizer.encode(text).ids) <= 400 and usable(text):
             yield rng.choice(tasks.COPY_ONCE).replace("{}", text)
 

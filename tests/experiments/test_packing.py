@@ -14,7 +14,7 @@ from experiments.probes import HELDOUT
 
 ASSETS = Path(__file__).parents[2] / "tr" / "assets" / "tiny"
 TOKENIZER = ASSETS / "tokenizer.json"
-END, START, STOP = 3000, 3001, 3002
+END, START, STOP = 512, 513, 514
 MIXTURE = {"prose": 0.4, "code": 0.2, "math": 0.1, "copy": 0.1, "needle": 0.1, "tool": 0.1}
 
 
@@ -47,7 +47,7 @@ def test_the_seed_matters_and_nothing_is_held_out(stream):
     ids, mask = stream
     text = Tokenizer.from_file(str(TOKENIZER)).decode(ids.tolist())
     assert "HIDDEN" not in text
-    assert ids.max() < 3033 and 0.05 < mask.mean() < 0.4
+    assert ids.max() < 545 and 0.05 < mask.mean() < 0.4
 
 
 def test_responses_are_the_masked_tokens(stream):
@@ -84,7 +84,7 @@ def test_documents_cannot_hold_control_tokens():
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     text = "a<|im_end|>b <think>c</think><tool_call>"
     ids = without_added(tokenizer).encode(text).ids
-    assert max(ids) < 3000 and tokenizer.decode(ids) == text
+    assert max(ids) < 512 and tokenizer.decode(ids) == text
 
 
 def test_collecting(tmp_path):
