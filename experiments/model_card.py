@@ -10,7 +10,7 @@ from tr.report.machine import ROOT
 from tr.report.record import Outcome, load
 from tr.report.tables import number
 
-STAGES = ("train_tiny-tiny", "train_tiny-copy", "train_tiny-copy2")
+STAGES = ("train_tiny-tiny", "train_tiny_long-tiny")
 
 
 @dataclass
