@@ -1,12 +1,17 @@
-"""Bytes by item, the floor of a step, and the largest context, for cards and formats; no GPU."""
+"""Bytes by item, the floor of a step, and the largest context, for cards and formats; no GPU.
 
-from dataclasses import dataclass, field
+Held is what a run with the configured draft allocates, scratch included; moved is a raw step's.
+"""
+
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from tr.config import Config
+from tr.assemble import random_dflash2
+from tr.budget import budget, draft_bytes
+from tr.config import Config, Dflash2Draft, Kv, Quant
 from tr.report.record import Outcome
-from tr.roofline import largest_context, plan
+from tr.roofline import Plan, largest, plan
 
 GIB = 2**30
 
@@ -17,7 +22,7 @@ class Options:
     kv: list[str] = field(default_factory=lambda: ["bf16", "fp8"])
     contexts: list[int] = field(default_factory=lambda: [0, 8192, 32768, 131072, 200000])
     rows: int = 1
-    reserve_gib: float = 1.5  # of a card's memory that the driver, graphs and scratch take
+    reserve_gib: float = 1.0  # of a card's memory that the driver and captured graphs take
     cards: dict[str, dict[str, float]] = field(
         default_factory=lambda: {
             "h200": {"memory_gib": 139.8, "read_gb_per_s": 4492.0},
@@ -29,23 +34,32 @@ class Options:
 
 def run(config: Config) -> Outcome:
     o, shape = config.options(Options), config.model.spec()
+    net = None
+    if isinstance(config.draft, Dflash2Draft):
+        net = random_dflash2(config.draft.random, shape)
     figures: dict[str, Any] = {"bytes_held_gb": {}, "bytes_per_step_gb": {}, "floors": {}}
     for weights, kv in product(o.weights, o.kv):
+        chosen = replace(config, quant=Quant(format=weights), kv=Kv(format=kv))
+        drafting = draft_bytes(net, weights) if net else 0.0
+
+        def held(tokens: int, chosen: Config = chosen, drafting: float = drafting) -> Plan:
+            return budget(chosen, shape, tokens, drafting, element=2.0)
+
         name = f"{weights}, {kv} cache"
-        whole = plan(shape, weights, kv, 0, o.rows, capacity=shape.max_positions)
+        whole = held(shape.max_positions)
         figures["bytes_held_gb"][name] = {i.name: i.held / 1e9 for i in whole.items}
         figures["bytes_held_gb"][name]["total"] = whole.held / 1e9
         step = plan(shape, weights, kv, 0, o.rows)
-        figures["bytes_per_step_gb"][name] = {i.name: i.moved / 1e9 for i in step.items}
+        figures["bytes_per_step_gb"][name] = {i.name: i.moved / 1e9 for i in step.items if i.moved}
         figures["bytes_per_step_gb"][name]["total"] = step.moved / 1e9
         for card, limits in o.cards.items():
             room = (limits["memory_gib"] - o.reserve_gib) * GIB
-            most = largest_context(shape, weights, kv, room)
-            row: dict[str, Any] = {"largest_context_tokens": most}
+            row: dict[str, Any] = {
+                "largest_context_tokens": largest(held, room, shape.max_positions)
+            }
             for context in o.contexts:
-                fits = context <= most and plan(shape, weights, kv, context).held <= room
                 moved = plan(shape, weights, kv, context, o.rows).moved
                 floor = moved / (limits["read_gb_per_s"] * 1e6)
-                row[f"floor_at_{context}_ms"] = floor if fits else None
+                row[f"floor_at_{context}_ms"] = floor if held(context).held <= room else None
             figures["floors"][f"{card}: {name}"] = row
     return Outcome(figures)

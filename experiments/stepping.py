@@ -1,48 +1,75 @@
-"""A decoding state at a given context without a prompt, and steps timed on it."""
+"""A whole decoding step timed at one context, through the backend that `jit` names."""
 
 import statistics
+import time
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
-from tr.bench import time_us
-from tr.decode.step import Model
-from tr.model import text
-from tr.tree import map_tensors
+from experiments.repeat import draft
+from tr.config import Config
+from tr.decode.step import Model, State
+from tr.jit import GRAPHS
+from tr.model.sampling import Sampling
 
-
-def state_at(model: Model, context: int, rows: int, capacity: int, seed: int) -> text.State:
-    """A state that says `context` tokens are behind it; caches and states hold random numbers.
-
-    Never zeros: a card runs faster on them. Nothing is pending.
-    """
-    state = text.init_state(model.params, capacity, rows)
-    generator = torch.Generator(model.params.norm.device).manual_seed(seed)
-
-    def fill(x: Tensor) -> Tensor:
-        if x.is_floating_point():
-            x.normal_(generator=generator).mul_(0.1)
-        return x
-
-    layers = map_tensors(fill, state.layers)
-    state.pos.fill_(context)
-    return text.State(layers=layers, pos=state.pos, pending=state.pending)
+WARMUP = 5
 
 
 @torch.inference_mode()
-def step_ms(model: Model, state: text.State, rows: int, rounds: int, seed: int = 0) -> float:
-    """Median milliseconds of a step of `rows` random tokens, its rows committed like accepted ones.
+def step_ms(
+    model: Model, state: State, sampling: Sampling, rows: int, rounds: int
+) -> tuple[float, State]:
+    """Median milliseconds of a step of `rows` rows, and `state`, which is donated.
 
-    Each round rewinds to where it began, so the context stays.
+    A step feeds its token to the next one and the host reads nothing in between. Outside the clock
+    each one is put back to where the first began, with all its rows pending as if accepted.
     """
-    device = model.params.norm.device
-    generator = torch.Generator(device).manual_seed(seed)
-    tokens = torch.randint(0, model.ids, (rows,), generator=generator, device=device)
-    kept = torch.tensor(rows, device=device)
+    context = state.feed.pos.clone()
+    kept = torch.full_like(context, rows)
+    strategy = draft(rows)
 
-    def call() -> None:
-        _, after = model.step(model.params, state, tokens, model.ops)
-        text.commit(after, kept)
-        after.pos.sub_(kept)
+    def step() -> None:
+        nonlocal state
+        _, _, state = model.step(strategy, state, sampling, rows)
 
-    return statistics.median(time_us([call], device, rounds)) * 1e-3
+    def rewind() -> None:
+        for place in (state.feed.pos, state.target.pos):
+            place.copy_(context)
+        for count in (state.feed.count, state.target.pending):
+            count.copy_(kept)
+
+    clock = _events if context.is_cuda else _wall
+    return statistics.median(clock(step, rewind, WARMUP + rounds)[WARMUP:]), state
+
+
+def warnings(config: Config, device: torch.device) -> tuple[str, ...]:
+    """What a record of steps timed on a card must say of how they were launched."""
+    if device.type != "cuda" or config.jit.backend in GRAPHS:
+        return ()
+    return (
+        f"jit={config.jit.backend}: launches by the host are part of step_ms; jit=cuda_graph times"
+        " the device alone",
+    )
+
+
+def _events(step: Callable[[], None], rewind: Callable[[], None], rounds: int) -> list[float]:
+    pairs = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step()
+        end.record()
+        rewind()
+        pairs.append((start, end))
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in pairs]
+
+
+def _wall(step: Callable[[], None], rewind: Callable[[], None], rounds: int) -> list[float]:
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        step()
+        times.append((time.perf_counter() - began) * 1e3)
+        rewind()
+    return times

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from experiments.stepping import state_at, step_ms
-from tr.assemble import assemble
+from experiments.ceilings import ceilings
+from experiments.repeat import state_at
+from experiments.stepping import step_ms, warnings
+from tr.assemble import assemble, sampling_of
 from tr.config import Config
 from tr.report.record import Outcome
 
@@ -19,12 +21,18 @@ def run(config: Config) -> Outcome:
     o = config.options(Options)
     if not o.rows or o.rows[0] != 1:
         raise ValueError(f"params.rows: expected a list that begins with 1, got {o.rows}")
-    made = assemble(config)
     most = max(o.rows)
+    made = assemble(config, o.context + most)
+    device = made.model.params.norm.device
+    limits, sampling = ceilings(device), sampling_of(config)
     state = state_at(made.model, o.context, most, o.context + most, config.seed)
-    times = {rows: step_ms(made.model, state, rows, o.rounds) for rows in o.rows}
+    times = {}
+    for rows in o.rows:
+        times[rows], state = step_ms(made.model, state, sampling, rows, o.rounds)
     rows = {
         str(rows): {"step_ms": ms, "ratio": ms / times[1], "rows_per_s": rows * 1e3 / ms}
         for rows, ms in times.items()
     }
-    return Outcome({"context": o.context, "rows": rows}, warnings=made.warnings)
+    figures = {"context": o.context, "rows": rows}
+    said = made.warnings + warnings(config, device)
+    return Outcome(figures, warnings=said, device=limits)

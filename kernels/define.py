@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+FLOAT8 = (8, 9)  # the least compute capability that converts float8
 MAX_ROWS = 16  # rows that a few-rows operator takes: an anchor and 15 drafts
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,22 +39,32 @@ class Target:
 
 @dataclass(frozen=True)
 class Support:
-    """Where a variant runs. `multiples` maps a size's name (k, d_head) to what must divide it."""
+    """Where a variant runs, and with which sizes: by name (k, d_head), as callers state them."""
 
     devices: Sequence[str] = ("cpu", "cuda")
     capability: tuple[int, int] = (0, 0)  # the least, on CUDA
-    multiples: Mapping[str, int] = field(default_factory=dict)
+    multiples: Mapping[str, int] = field(default_factory=dict)  # what must divide a size
+    powers: Mapping[str, int] = field(default_factory=dict)  # a power of two, at least this one
+    most: Mapping[str, int] = field(default_factory=dict)
+    float8: tuple[int, int] = (0, 0)  # the least capability where the size `float8` is not 0
 
     def refusal(self, target: Target, sizes: Mapping[str, int] | None = None) -> str:
         """Why the variant cannot run, or an empty string."""
         if target.type not in self.devices:
             return f"needs {' or '.join(self.devices)}, this is {target}"
-        if target.type == "cuda" and target.capability < self.capability:
-            least = ".".join(map(str, self.capability))
-            return f"needs compute capability {least}, this is {target}"
-        for name, size in (sizes or {}).items():
+        sizes = sizes or {}
+        least, why = self.capability, ""
+        if sizes.get("float8") and self.float8 > least:
+            least, why = self.float8, " for a float8 cache"
+        if target.type == "cuda" and target.capability < least:
+            return f"needs compute capability {least[0]}.{least[1]}{why}, this is {target}"
+        for name, size in sizes.items():
             if size % self.multiples.get(name, 1):
                 return f"needs {name} to be a multiple of {self.multiples[name]}, got {size}"
+            if name in self.powers and (size & (size - 1) or size < self.powers[name]):
+                return f"needs {name} to be a power of two from {self.powers[name]} on, got {size}"
+            if size > self.most.get(name, size):
+                return f"takes {name} up to {self.most[name]}, got {size}"
         return ""
 
 

@@ -4,9 +4,11 @@ Kernels are compiled for CUDA tensors; with TRITON_INTERPRET=1, set before the f
 operator, they run in Triton's interpreter on CPU tensors. Without Triton they are not registered.
 """
 
+import functools
 import os
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from kernels.define import MAX_ROWS, Support
@@ -20,6 +22,22 @@ SUPPORT = Support(devices=("cuda", "cpu") if INTERPRETED else ("cuda",), capabil
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+@functools.cache
+def counters(device: torch.device, n: int) -> Tensor:
+    """int32 zeros [n], the same ones in every call: arrivals that programs of one launch count.
+
+    A launch leaves them at zero, so launches in stream order may share them, replayed ones too;
+    launches that overlap may not: one stream, one graph at a time.
+    Raises ValueError where their first use is inside a graph capture, which would not zero them.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            "counters: expected to exist before a graph is captured, got their first use inside"
+            " one; run the step once before its capture"
+        )
+    return torch.zeros(n, dtype=torch.int32, device=device)
 
 
 def check(operator: str, rows: int, **tensors: Tensor) -> None:

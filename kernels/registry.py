@@ -28,6 +28,7 @@ BEST_FIRST = {  # what `auto` tries, and what stands in where an operator lacks 
     "cuda": ("gluon", "triton", "tile", "reference"),
     "cpu": ("tile", "reference"),  # Triton's interpreter is for tests
 }
+FAST = ("triton", "gluon")  # written to be fast: an operator without one is worth a warning
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,13 @@ class Ops:
 
     matmul: TensorOp
     int4_matmul: TensorOp
+    int4_matmul_beside: PairOp
+    int4_add_norm: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+    int4_gate_up: PairOp
     rms_norm: TensorOp
     rms_norm_plain: TensorOp
     add_rms_norm: PairOp
+    unfold_norm: TensorOp
     silu_mul: TensorOp
     gated_delta_step: TensorOp
     qk_rope_store: PairOp
@@ -58,6 +63,17 @@ def select(
     lacks the chosen variant runs the best of the plainer ones. A variant that was asked for and
     cannot run is refused by the name of one that can.
     """
+    names = choose(choice, overrides, device, sizes)
+    return Ops(**{name: VARIANTS[name][variant] for name, variant in names.items()})
+
+
+def choose(
+    choice: str = "auto",
+    overrides: Mapping[str, str] | None = None,
+    device: torch.device | Target | None = None,
+    sizes: Sizes | None = None,
+) -> dict[str, str]:
+    """What `select` picks: operator -> variant."""
     overrides = dict(overrides or {})
     names = [f.name for f in fields(Ops)]
     for name in overrides:
@@ -69,7 +85,7 @@ def select(
         raise ValueError(
             f"kernel: unknown variant {choice!r}; known: auto, {', '.join(known)}{_missing(choice)}"
         )
-    target = device if isinstance(device, Target) else Target.of(device or torch.device("cpu"))
+    target = _target(device)
     picked = {}
     for name in names:
         shapes = (sizes or {}).get(name, ())
@@ -78,13 +94,43 @@ def select(
         elif choice in VARIANTS[name]:
             picked[name] = _named(name, choice, target, shapes, "kernel.variant")
         else:
-            picked[name] = VARIANTS[name][_best(name, target, shapes, choice)]
-    return Ops(**picked)
+            picked[name] = _best(name, target, shapes, choice)
+    return picked
+
+
+def fallbacks(
+    choice: str = "auto",
+    overrides: Mapping[str, str] | None = None,
+    device: torch.device | Target | None = None,
+    sizes: Sizes | None = None,
+) -> tuple[str, ...]:
+    """A sentence for each operator of `choose` that runs a plainer variant than it might.
+
+    Under `auto`, where a variant for this kind of device is refused; under a fast variant's name,
+    where an operator lacks it.
+    """
+    target, said = _target(device), []
+    for name, variant in choose(choice, overrides, device, sizes).items():
+        if name in (overrides or {}) or variant == choice:
+            continue
+        if choice in FAST:
+            said.append(f"kernel={choice}: {name} has no such variant; {variant} runs")
+        order = BEST_FIRST.get(target.type, BEST_FIRST["cpu"]) if choice == "auto" else ()
+        for better in order[: order.index(variant)] if order else ():
+            support = getattr(VARIANTS[name].get(better), "support", None)
+            if support is not None and target.type in support.devices:
+                reason = refusal(name, better, target, (sizes or {}).get(name, ()))
+                said.append(f"kernel.{name}={better} {reason}; {variant} runs")
+    return tuple(said)
+
+
+def _target(device: torch.device | Target | None) -> Target:
+    return device if isinstance(device, Target) else Target.of(device or torch.device("cpu"))
 
 
 def _named(
     operator: str, variant: str, target: Target, sizes: Sequence[Mapping[str, int]], key: str
-) -> Callable:
+) -> str:
     table = VARIANTS[operator]
     if variant not in table:
         raise ValueError(
@@ -95,7 +141,7 @@ def _named(
         raise ValueError(
             f"{key}={variant}: {operator} {reason}; use kernel.{operator}={best} or kernel=auto"
         )
-    return table[variant]
+    return variant
 
 
 def _best(
@@ -116,6 +162,6 @@ def _best(
 
 
 def _missing(variant: str) -> str:
-    if variant in ("triton", "gluon") and not find_spec("triton"):
+    if variant in FAST and not find_spec("triton"):
         return "; Triton is not installed (pip install triton, on Linux)"
     return ""

@@ -96,7 +96,7 @@ def test_paths_may_hold_anything_and_start_at_home():
         (["run=x", "draft=mtp", "draft.token=3"], ["(MtpDraft) 'token'", "mean 'tokens'"]),
         (["run=x", "draft=raw", "draft.tokens=3"], ["draft (RawDraft) 'tokens'"]),
         (["run=x", "kernel.variant=tyle"], ["'tyle'", "did you mean 'tile'"]),
-        (["run=x", "jit=cuda_graph"], ["jit=cuda_graph is not built yet", "eager, inductor"]),
+        (["run=x", "jit=tensorrt"], ["jit=tensorrt is not built yet", "eager, inductor"]),
         (["run=x", "jit.backend=tensorrt"], ["jit.backend=tensorrt is not built yet"]),
         (["run=x", "max_new_tokens=many"], ["max_new_tokens: ", "'many'", "Integer"]),
         (["run=x", "max_new_tokens=0"], ["max_new_tokens must be positive, got 0"]),

@@ -83,7 +83,7 @@ def test_the_window_stops_an_answer(command):
         (["prompt="], "prompt is empty"),
         (["prompt=a", "weights=checkpoint", "weights.path=no/such"], "no/such"),
         (["prompt=a", "weights=checkpoint"], "weights.path=FOLDER and weights.repo"),
-        (["prompt=a", "weights=random"], "random weights come without one"),
+        (["prompt=a", "weights=random"], "weights=random has no tokenizer"),
         (["prompt=a", "draft=oracle"], "draft=oracle needs a recorded text"),
         (["prompt=a", "draft.tokens=8"], "a block of 8 holds 1 .. 7 drafts, got 8"),
         (["prompt=a", "draft.path=no/such"], "no/such"),

@@ -8,12 +8,19 @@ from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
 from kernels.registry import select
+from tests.decode.small import IDS, dflash2_draft, model, mtp_draft
 from tests.model.small import copy, prefilled, random_params, random_tokens
 from tr import jit as module
-from tr.jit import BACKENDS, PLANNED, fused, jit, unwrap
+from tr.decode.generate import generate
+from tr.decode.step import Model, init_state, keep, prefill
+from tr.drafts.lookup import Lookup
+from tr.drafts.raw import Raw
+from tr.jit import GRAPHS, PLANNED, fused, jit, unwrap
 from tr.model import text
+from tr.model.sampling import sampling
 from tr.tree import tensors, tree, typed
 
+PROMPT = random_tokens(30).clamp(max=IDS - 1)
 COMPILER = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
 INDUCTOR = pytest.mark.skipif(COMPILER is None, reason="Inductor needs a C++ compiler on a CPU")
 
@@ -43,15 +50,28 @@ def fresh():
 
 
 def test_backends_that_are_refused():
+    names = "eager, inductor, max_autotune, cuda_graph or max_autotune_graph"
     for name in PLANNED:
-        with pytest.raises(ValueError, match=f"{name} is not built yet; use eager or inductor"):
+        with pytest.raises(ValueError, match=f"{name} is not built yet; use {names}"):
             jit(add, name)
-    with pytest.raises(ValueError, match="expected eager or inductor, got 'indcutor'"):
+    with pytest.raises(ValueError, match=f"expected {names}, got 'indcutor'"):
         jit(add, "indcutor")
 
 
+@pytest.mark.parametrize("backend", GRAPHS)
+def test_graphs_are_refused_on_a_cpu(backend):
+    """When the device is known: at once; otherwise by the first call."""
+    message = f"{backend} captures CUDA graphs, .* on cpu; use jit=eager, jit=inductor or"
+    with pytest.raises(ValueError, match=message):
+        jit(add, backend, "total", device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=message):
+        jit(add, backend, "total")(Total(value=torch.zeros(4)), torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=message):
+        Model.build(random_params(torch.bfloat16), select("tile"), IDS, backend)
+
+
 @pytest.mark.parametrize(
-    "backend", [BACKENDS[0], pytest.param(BACKENDS[1], marks=[INDUCTOR, pytest.mark.slow])]
+    "backend", ["eager", pytest.param("inductor", marks=[INDUCTOR, pytest.mark.slow])]
 )
 def test_more_than_eight_row_counts(backend):
     """Each has a version of its own, all write the one state, and none is made twice."""
@@ -126,10 +146,37 @@ def test_an_inductor_step_equals_eager_to_the_bit(variant):
     start = prefilled(params, random_tokens(30))
     eager, compiled = copy(start), copy(start)
     plain, fast = jit(text.step, "eager"), jit(text.step, "inductor")
-    for i, (rows, keep) in enumerate(((1, 1), (4, 2), (8, 8), (4, 4))):
+    for i, (rows, kept) in enumerate(((1, 1), (4, 2), (8, 8), (4, 4))):
         tokens = random_tokens(rows, seed=i)
         want, eager = plain(params, eager, tokens, ops, (0, 2))
         got, compiled = fast(params, compiled, tokens, ops, (0, 2))
         for name, t in (tensors(got) | tensors(compiled)).items():
             assert torch.equal(t, (tensors(want) | tensors(eager))[name]), (i, name)
-        eager, compiled = (text.commit(s, torch.tensor(keep)) for s in (eager, compiled))
+        eager, compiled = (text.commit(s, torch.tensor(kept)) for s in (eager, compiled))
+
+
+@INDUCTOR
+@pytest.mark.slow
+def test_an_inductor_whole_step_equals_eager_to_the_bit():
+    m, s, draft = model(), sampling(0.8, seed=3), Lookup(7, 1, 3)
+    compiled = Model.build(m.params, m.ops, IDS, "inductor")
+    start = prefill(m, draft, init_state(m, draft, 256), PROMPT, s)
+    states = [copy(start), copy(start)]
+    for i in range(4):
+        made = [x.step(draft, state, s, 8) for x, state in zip((m, compiled), states, strict=True)]
+        a, b = map(tensors, made)
+        assert a.keys() == b.keys() and all(torch.equal(t, b[key]) for key, t in a.items()), i
+        states = [keep(state, state.feed.count.clamp(max=2)) for _, _, state in made]
+
+
+@INDUCTOR
+@pytest.mark.slow
+@pytest.mark.parametrize("name, heat", [("mtp", 0.0), ("dflash2", 0.8)])
+def test_an_inductor_draft_may_round_but_not_change_the_text(name, heat):
+    m, s = model(), sampling(heat, seed=3)
+    draft = mtp_draft(m, 3) if name == "mtp" else dflash2_draft(m)
+    compiled = Model.build(m.params, m.ops, IDS, "inductor")
+    raw, made = (
+        generate(x, d, PROMPT.tolist(), s, 24, (), 256) for x, d in ((m, Raw()), (compiled, draft))
+    )
+    assert made.tokens == raw.tokens

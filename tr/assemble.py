@@ -8,21 +8,27 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from kernels.define import Target
 from kernels.matmul.tile import resident_dtype
 from kernels.registry import Ops, select
+from tr.budget import check
 from tr.checkpoint.hub import resolve
-from tr.checkpoint.load import load_into, load_target, skeleton
+from tr.checkpoint.load import Arrive, load_into, load_target, read_shape, skeleton
 from tr.checkpoint.metadata import read_json
 from tr.checkpoint.names import dflash2_table
 from tr.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from tr.config import (
+    DEPTH,
     CheckpointWeights,
     Dflash2Draft,
+    Dflash2Shape,
     LookupDraft,
     MtpDraft,
     RandomWeights,
     Run,
+    Weights,
 )
+from tr.config import Draft as DraftChoice
 from tr.decode.step import Model
 from tr.drafts import dflash2_net
 from tr.drafts.base import Draft
@@ -31,10 +37,14 @@ from tr.drafts.lookup import Lookup
 from tr.drafts.mtp import Mtp
 from tr.drafts.raw import Raw
 from tr.model import mtp, text
+from tr.model.config import ModelConfig
 from tr.model.sampling import Sampling, sampling
-from tr.nn.formats.dense import Dense
+from tr.nn import attention
+from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.matrix import Make, Matrix
 from tr.nn.rope import rope
-from tr.quant.rtn import quantise_all
+from tr.operators import operators
+from tr.quant import rtn
 
 T = TypeVar("T")
 EMBEDDED = Path(__file__).parent / "assets" / "tiny"
@@ -48,6 +58,7 @@ class Assembly:
     mtp: mtp.Params | None
     eos: tuple[int, ...]
     ops: Ops
+    shape: ModelConfig
     warnings: tuple[str, ...] = ()
     folder: Path | None = None  # None: random weights
     text: Tokenizer | None = None
@@ -70,62 +81,110 @@ class Assembly:
         if isinstance(chosen, LookupDraft):
             return Lookup(chosen.tokens, chosen.ngram_min, chosen.ngram_max)
         if isinstance(chosen, Dflash2Draft):
-            params = load_dflash2(self._draft_folder(chosen), target)
+            params = self._dflash2(chosen, config)
             window = chosen.window or params.config.window
             return Dflash2(params, target, chosen.tokens, ids, window)
         if chosen.strategy == "raw":
             return Raw()
         raise ValueError(f"draft={chosen.strategy} needs a recorded text; run it in an experiment")
 
-    def _draft_folder(self, chosen: Dflash2Draft) -> Path:
-        if chosen.path or chosen.repo:
-            return resolve(chosen.path or None, chosen.repo or None, chosen.revision)
-        if self.folder is None:
-            raise ValueError("draft=dflash2: random weights come without one; give draft.path")
-        folder = self.folder / "draft"
+    def _dflash2(self, chosen: Dflash2Draft, config: Run) -> dflash2_net.Params:
+        folder, norm = _draft_folder(chosen, self.folder), self.model.params.norm
+        if folder is None:
+            generator = torch.Generator(norm.device).manual_seed(_seed(config.weights) + 1)
+            shape = random_dflash2(chosen.random, self.shape)
+            made = dflash2_net.init(shape, generator, norm.dtype, _make(config))
+            return rtn.quantise_all(made)[0] if _packed(config) else made
         if not folder.is_dir():
             raise ValueError(
                 f"draft=dflash2: {self.folder} has no draft/ folder; give draft.path or draft.repo"
             )
-        return folder
+        return load_dflash2(folder, self.model.params, rtn.arrive if _packed(config) else None)
 
 
-def assemble(config: Run) -> Assembly:
-    """Make the target that `config` names on its device, ready for the operators it picks."""
+def assemble(config: Run, capacity: int | None = None) -> Assembly:
+    """Make the target that `config` names on its device, ready for the operators it picks.
+
+    Refused before anything is loaded: what an operator or the card cannot do, and what does not fit
+    with caches for `capacity` tokens (default: kv.capacity_tokens).
+    """
     source, device = config.weights, config.device.resolve()
-    variant, overrides = config.kernel.variant, config.kernel.overrides()
-    ops = select(variant, overrides, device)
-    if source.source == "random":
-        seed = source.seed if isinstance(source, RandomWeights) else 0
-        generator = torch.Generator(device).manual_seed(seed)
-        shape = config.model.spec()
-        params = text.init(shape, generator, torch.bfloat16)
-        head = mtp.init(shape, generator, torch.bfloat16) if shape.mtp_layers else None
-        params, head = hold(params, config, ops), hold(head, config, ops)
+    folder = _folder(source)
+    shape = config.model.spec() if folder is None else read_shape(folder)
+    tokens = min(capacity or config.kv.capacity_tokens, shape.max_positions)
+    ops, warnings = operators(config, shape, tokens, Target.of(device))
+    wide = device.type == "cpu" and ops.matmul is select("tile").matmul
+    element = resident_dtype(torch.bfloat16).itemsize if wide else 2
+    check(config, shape, tokens, _draft_shape(config.draft, shape, folder), element)
+    if folder is None:
+        generator = torch.Generator(device).manual_seed(_seed(source))
+        make = _make(config)
+        params = text.init(shape, generator, torch.bfloat16, make)
+        head = mtp.init(shape, generator, torch.bfloat16, make) if shape.mtp_layers else None
+        params, head = hold(params, config, wide), hold(head, config, wide)
         model = Model.build(params, ops, shape.vocab, config.jit.backend)
-        return Assembly(model, head, (), ops)
-    if isinstance(source, CheckpointWeights):
-        folder = resolve(source.path or None, source.repo or None, source.revision)
-    else:
-        folder = EMBEDDED
-    loaded = load_target(folder, device)
+        return Assembly(model, head, (), ops, shape, warnings)
+
+    def arrive(name: str, x: Dense) -> Matrix:
+        made = rtn.arrive(name, x) if _packed(config) else x
+        return resident(made) if wide else made
+
+    loaded = load_target(folder, device, arrive=arrive)
     tokenizer = load_tokenizer(folder)
-    if tokenizer.count > loaded.config.vocab:
+    if tokenizer.count > shape.vocab:
         raise ValueError(
-            f"{folder}: the tokenizer has {tokenizer.count} ids, the model {loaded.config.vocab}"
+            f"{folder}: the tokenizer has {tokenizer.count} ids, the model {shape.vocab}"
             " rows; take both from one checkpoint"
         )
-    params, head = hold(loaded.params, config, ops), hold(loaded.mtp, config, ops)
+    params, head = hold(loaded.params, config, wide), hold(loaded.mtp, config, wide)
     model = Model.build(params, ops, tokenizer.count, config.jit.backend)
-    return Assembly(model, head, loaded.eos, ops, loaded.warnings, folder, tokenizer)
+    return Assembly(
+        model, head, loaded.eos, ops, shape, loaded.warnings + warnings, folder, tokenizer
+    )
 
 
-def hold(params: T, config: Run, ops: Ops) -> T:
-    """`params` with its matrices in the format that `config.quant` asks for."""
-    if config.quant.format == "int4_g128":
-        params, _ = quantise_all(params)
-    cpu = config.device.resolve().type == "cpu"
-    return resident(params) if cpu and ops.matmul is select("tile").matmul else params
+def _folder(source: Weights) -> Path | None:
+    """Where the weights are; None: random ones."""
+    if isinstance(source, CheckpointWeights):
+        return resolve(source.path or None, source.repo or None, source.revision)
+    return None if source.source == "random" else EMBEDDED
+
+
+def _packed(config: Run) -> bool:
+    return config.quant.format == "int4_g128"
+
+
+def _make(config: Run) -> Make:
+    """How random matrices are made."""
+    return rtn.random if _packed(config) else dense
+
+
+def _seed(source: Weights) -> int:
+    return source.seed if isinstance(source, RandomWeights) else 0
+
+
+def hold(params: T, config: Run, wide: bool) -> T:
+    """`params` in the formats that `config` asks for: matrices, and what attention caches.
+
+    `wide`: dense matrices in the dtype that the CPU multiplies natively. What is in its format
+    already stays as it is.
+    """
+    if _packed(config):
+        params, _ = rtn.quantise_all(params)
+    if config.kv.format == "fp8":
+        params = cached(params, torch.float8_e4m3fn)
+    return resident(params) if wide else params
+
+
+def cached(params: T, dtype: torch.dtype) -> T:
+    """`params` whose attention layers cache keys and values in `dtype`."""
+
+    def convert(x: Any) -> Any:
+        if not isinstance(x, attention.Params):
+            return x
+        return dataclasses.replace(x, spec=dataclasses.replace(x.spec, cache=dtype))
+
+    return pytree.tree_map(convert, params, is_leaf=lambda x: isinstance(x, attention.Params))
 
 
 def resident(params: T) -> T:
@@ -139,9 +198,11 @@ def resident(params: T) -> T:
     return pytree.tree_map(convert, params, is_leaf=lambda x: isinstance(x, Dense))
 
 
-def load_dflash2(folder: Path, target: text.Params) -> dflash2_net.Params:
-    """A DFlash 2 draft for `target`, in the target's dtype and on its device."""
-    shape = dflash2_net.Config.from_hf(read_json(folder / "config.json"))
+def load_dflash2(
+    folder: Path, target: text.Params, arrive: Arrive | None = None
+) -> dflash2_net.Params:
+    """A DFlash 2 draft for `target`, in the target's dtype and on its device; see `load_target`."""
+    shape = read_dflash2(folder)
     vocab, d_model = target.embed.shape
     if (shape.vocab, shape.d_model) != (vocab, d_model):
         raise ValueError(
@@ -157,7 +218,51 @@ def load_dflash2(folder: Path, target: text.Params) -> dflash2_net.Params:
     empty = skeleton(lambda generator: dflash2_net.init(shape, generator, dtype))
     table = rope(shape.max_positions, shape.d_head, shape.rope_theta, dtype, str(device))
     empty = dataclasses.replace(empty, rope=table)
-    return load_into(folder, empty, dflash2_table(shape.layers), device)
+    return load_into(folder, empty, dflash2_table(shape.layers), device, arrive)
+
+
+def read_dflash2(folder: Path) -> dflash2_net.Config:
+    return dflash2_net.Config.from_hf(read_json(folder / "config.json"))
+
+
+def random_dflash2(chosen: Dflash2Shape, target: ModelConfig) -> dflash2_net.Config:
+    """The shape of a draft for a target with random weights."""
+    if target.d_model % chosen.conv_group:
+        raise ValueError(
+            f"draft.random.conv_group: {chosen.conv_group} does not divide the target's width of"
+            f" {target.d_model}"
+        )
+    own = dataclasses.asdict(chosen)
+    own["taps"] = tuple(sorted({tap * target.layers // DEPTH for tap in chosen.taps}))
+    own["mask_token"] = min(chosen.mask_token, target.vocab - 1)
+    return dflash2_net.Config(
+        d_model=target.d_model,
+        d_ff=target.d_ff,
+        vocab=target.vocab,
+        eps=target.eps,
+        rope_theta=target.rope_theta,
+        max_positions=target.max_positions,
+        **own,
+    )
+
+
+def _draft_shape(
+    chosen: DraftChoice, target: ModelConfig, folder: Path | None
+) -> dflash2_net.Config | None:
+    """The block draft that comes with the target, where one is chosen and there."""
+    if not isinstance(chosen, Dflash2Draft):
+        return None
+    place = _draft_folder(chosen, folder)
+    if place is None:
+        return random_dflash2(chosen.random, target)
+    return read_dflash2(place) if place.is_dir() else None
+
+
+def _draft_folder(chosen: Dflash2Draft, folder: Path | None) -> Path | None:
+    """Where a draft's files are, or should be; None: a random one."""
+    if chosen.path or chosen.repo:
+        return resolve(chosen.path or None, chosen.repo or None, chosen.revision)
+    return folder / "draft" if folder else None
 
 
 def sampling_of(config: Run) -> Sampling:

@@ -1,7 +1,8 @@
 """Timing that a memory-bound kernel cannot cheat: arguments rotate past the cache, medians count.
 
 On CUDA the calls of one round are captured in one graph and each replay is timed by events, so
-neither launches nor Python are in the figures; a CPU is timed round by round with a clock.
+neither launches nor Python are in the figures. Calls that wait for the device cannot be captured:
+they are timed as they are launched. A CPU is timed round by round with a clock.
 """
 
 import math
@@ -12,12 +13,58 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tr.tree import map_tensors
 
 CACHES = 5  # how many last-level caches the rotating arguments must fill
-MOST_COPIES = 64
+MOST_COPIES = 320
 CPU_CACHE_BYTES = 2**20  # a nominal size: CPU figures serve tests, not comparisons
+
+Widths = Any  # a model's widths by name, as tr.model.config.ModelConfig has them
+Sizes = Mapping[str, Any]
+
+
+class Draw:
+    """Normal random tensors of one seed; on the meta device, shapes alone."""
+
+    def __init__(
+        self, device: torch.device | str, dtype: torch.dtype = torch.bfloat16, seed: int = 0
+    ) -> None:
+        self.device, self.dtype = torch.device(device), dtype
+        on = "cpu" if self.device.type == "meta" else self.device
+        self.generator = torch.Generator(on).manual_seed(seed)
+
+    def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """`dtype`: one of floating point, float8 included; None: this draw's own."""
+        dtype = dtype or self.dtype
+        if self.device.type == "meta":
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        held = torch.bfloat16 if dtype.itemsize == 1 else dtype
+        x = torch.empty(shape, dtype=held, device=self.device)
+        return x.normal_(generator=self.generator).to(dtype)
+
+    def scalar(self, value: int | float) -> Tensor:
+        """A number on the device: int64, or fp32."""
+        dtype = torch.int64 if isinstance(value, int) else torch.float32
+        return torch.tensor(value, dtype=dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What to measure an operator on.
+
+    `cases(widths)` names the sizes that a model of these widths calls it with,
+    `inputs(draw, rows, **sizes)` makes the arguments of such a call, and `nbytes(*arguments)` says
+    what it must move: weights and states once, rows in and out. `meaning(results)` is what variants
+    agree on, where they may return different parts of it.
+    """
+
+    operator: str
+    cases: Callable[[Widths], Mapping[str, Sizes]]
+    inputs: Callable[..., list[Any]]
+    nbytes: Callable[..., int]
+    meaning: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple
 
 
 @dataclass(frozen=True)
@@ -29,48 +76,33 @@ class Timing:
     us_max: float
     copies: int
     bytes: int  # moved by one call, as its operator counts them
+    captured: bool  # False: launches are in the figures
 
     @property
     def gb_per_s(self) -> float:
         return self.bytes / self.us * 1e-3
 
 
-@dataclass(frozen=True)
-class Bench:
-    """How to measure an operator.
+def measure(
+    call: Callable[..., Any],
+    arguments: Sequence[Any],
+    moved: int,
+    device: torch.device,
+    rounds: int = 20,
+    cold_bytes: int | None = None,
+) -> Timing:
+    """Time `call(*arguments)`, which must move `moved` bytes.
 
-    `inputs(**case, dtype=..., device=...)` makes the arguments of a call, `nbytes(*arguments)` says
-    what the call must move; `cases` are the keyword arguments worth measuring.
+    As many copies of the arguments take turns as fill `cold_bytes` (default: CACHES caches), at
+    most MOST_COPIES; the arguments themselves stay as they are.
     """
-
-    op: Callable[..., Any]
-    reference: Callable[..., Any]
-    inputs: Callable[..., tuple[Any, ...]]
-    cases: Sequence[Mapping[str, Any]]
-    nbytes: Callable[..., int]
-
-    def measure(
-        self,
-        case: Mapping[str, Any],
-        dtype: torch.dtype,
-        device: str,
-        op: Callable[..., Any] | None = None,
-        rounds: int = 20,
-        cold_bytes: int | None = None,
-    ) -> Timing:
-        """Time `op` (default: the operator's own) at one case.
-
-        As many copies of the arguments take turns as fill `cold_bytes` (default: CACHES caches), at
-        most MOST_COPIES. A mutated argument is mutated copy by copy.
-        """
-        call = op or self.op
-        arguments = self.inputs(**case, dtype=dtype, device=device)
-        moved = self.nbytes(*arguments)
-        cold = CACHES * cache_bytes(torch.device(device)) if cold_bytes is None else cold_bytes
-        copies = min(max(2, math.ceil(cold / max(moved, 1))), MOST_COPIES)
-        sets = [arguments] + [map_tensors(torch.clone, arguments) for _ in range(copies - 1)]
-        us = time_us([lambda a=a: call(*a) for a in sets], torch.device(device), rounds)
-        return Timing(statistics.median(us), min(us), max(us), copies, moved)
+    cold = CACHES * cache_bytes(device) if cold_bytes is None else cold_bytes
+    copies = min(max(2, math.ceil(cold / max(moved, 1))), MOST_COPIES)
+    sets = [map_tensors(torch.clone, arguments) for _ in range(copies)]
+    calls = [lambda a=a: call(*a) for a in sets]
+    captured = device.type == "cuda" and not waits(calls[0])
+    us = time_us(calls, device, rounds, captured=captured)
+    return Timing(statistics.median(us), min(us), max(us), copies, moved, captured)
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -80,12 +112,33 @@ def cache_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).L2_cache_size
 
 
+def waits(call: Callable[[], Any]) -> bool:
+    """Whether `call` makes the host wait for a CUDA device, so that no graph can hold it."""
+    call()  # what the first call compiles or loads may wait
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False
+
+
 def time_us(
-    calls: Sequence[Callable[[], Any]], device: torch.device, rounds: int = 20, warmup: int = 3
+    calls: Sequence[Callable[[], Any]],
+    device: torch.device,
+    rounds: int = 20,
+    warmup: int = 3,
+    captured: bool = True,
 ) -> list[float]:
     """Microseconds per call, one figure per round; a round runs every call once, in order.
 
-    On CUDA a call must not wait for the device: all of them are captured.
+    On CUDA all calls of a round are captured in one graph, unless `captured` is False: then a call
+    may wait for the device.
     """
     if not calls or rounds < 1:
         raise ValueError(f"time_us: nothing to time in {len(calls)} calls and {rounds} rounds")
@@ -94,13 +147,13 @@ def time_us(
             calls[0]()
         return [_clock(calls) for _ in range(rounds)]
     with torch.cuda.device(device):
-        graph = capture(calls)
+        play = capture(calls).replay if captured else lambda: [call() for call in calls]
         for _ in range(warmup):
-            graph.replay()
+            play()
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
         for start, end in pairs:
             start.record()
-            graph.replay()
+            play()
             end.record()
         torch.cuda.synchronize()
     return [start.elapsed_time(end) * 1e3 / len(calls) for start, end in pairs]

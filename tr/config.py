@@ -22,11 +22,12 @@ T = TypeVar("T")
 PLANNED = {  # names that a later stage builds: refused as such, not as typing errors
     "quant": (),
     "quant.method": ("mse", "gptq"),
-    "kv": ("fp8", "int8", "int4", "kvarn"),
+    "kv": ("int8", "int4", "kvarn"),
     "kernel": ("gluon",),
     "draft": ("dflash2_lookup", "chain", "auto"),
-    "jit": ("max_autotune", "cuda_graph", "max_autotune_graph", "tensorrt"),
+    "jit": ("tensorrt",),
 }
+DEPTH = 64  # layers of the target that draft.random.taps are stated for
 VERIFY_ROWS = 16  # the most rows one verify step takes: an anchor and 15 draft tokens
 
 
@@ -157,7 +158,7 @@ class Kv:
     capacity_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        check_choice("kv.format", self.format, ("bf16",), PLANNED["kv"])
+        check_choice("kv.format", self.format, ("bf16", "fp8"), PLANNED["kv"])
         if self.capacity_tokens < 1:
             raise ValueError(f"kv.capacity_tokens must be positive, got {self.capacity_tokens}")
 
@@ -169,9 +170,13 @@ class Kernel:
     variant: str = MISSING
     matmul: str = ""
     int4_matmul: str = ""
+    int4_matmul_beside: str = ""
+    int4_add_norm: str = ""
+    int4_gate_up: str = ""
     rms_norm: str = ""
     rms_norm_plain: str = ""
     add_rms_norm: str = ""
+    unfold_norm: str = ""
     silu_mul: str = ""
     gated_delta_step: str = ""
     qk_rope_store: str = ""
@@ -216,6 +221,34 @@ class MtpDraft(Draft):
 
 
 @dataclass
+class Dflash2Shape:
+    """A draft made with weights=random; its other widths, window aside, are the target's own.
+
+    `taps` are layers of a target of 64; a shallower one is tapped at the same fractions.
+    """
+
+    layers: int = MISSING
+    block: int = MISSING
+    heads: int = MISSING
+    kv_heads: int = MISSING
+    d_head: int = MISSING
+    taps: list[int] = MISSING
+    window: int = MISSING
+    mask_token: int = MISSING
+    conv_width: int = MISSING
+    conv_group: int = MISSING
+    selector_rank: int = MISSING
+    selector_top: int = MISSING
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "block", "heads", "kv_heads", "d_head", "window", "conv_group"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"draft.random.{name} must be positive, got {getattr(self, name)}")
+        if not self.taps or not all(0 <= tap < DEPTH for tap in self.taps):
+            raise ValueError(f"draft.random.taps must lie in 0..{DEPTH - 1}, got {self.taps}")
+
+
+@dataclass
 class Dflash2Draft(Draft):
     """Weights from beside the target's, or from a folder or hub repository of their own."""
 
@@ -225,6 +258,7 @@ class Dflash2Draft(Draft):
     path: str = ""
     repo: str = ""
     revision: str = "main"
+    random: Dflash2Shape = MISSING
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,7 +307,8 @@ class Jit:
     backend: str = MISSING
 
     def __post_init__(self) -> None:
-        check_choice("jit.backend", self.backend, ("eager", "inductor"), PLANNED["jit"])
+        built = ("eager", "inductor", "max_autotune", "cuda_graph", "max_autotune_graph")
+        check_choice("jit.backend", self.backend, built, PLANNED["jit"])
 
 
 @dataclass

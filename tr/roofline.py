@@ -1,18 +1,23 @@
-"""Bytes: what a model holds in memory and what one step must move, by item, without a GPU.
+"""Bytes: what a run holds in memory and what one step must move, by item, without a GPU.
 
 The wall of single-stream decoding is read bandwidth: a step cannot be faster than the bytes it must
-move over the bytes the card reads a second. Activations and row records are left out of what moves:
-they stay in the card's cache.
+move over the bytes the card reads a second. What moves is a raw step's, or a verify step's of some
+rows: each weight once, the recurrent state read and written, the live keys and values. Activations
+and row records are left out: they stay in the card's cache. So are drafts, which have steps of
+their own.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernels.define import MAX_ROWS
+from kernels.int4_matmul.layout import GROUP, ROWS
 from tr.model.config import FULL, LINEAR, ModelConfig
+from tr.nn.formats import int4
 
 BITS = {"bf16": 16.0, "int4_g128": 4.25}  # per weight, scales and minimums included
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}  # per element of a cached key or value
-GROUP = 128  # inputs that share a scale in int4_g128
+RESTORING = 13.0  # bytes per int4 weight while a block of them is restored for a prompt
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Item:
 
     name: str
     held: float
-    moved: float
+    moved: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,21 +41,57 @@ class Plan:
     def moved(self) -> float:
         return sum(item.moved for item in self.items)
 
+    def table(self) -> str:
+        """One line per item that holds anything, then the sum."""
+        rows = [(item.name, item.held) for item in self.items if item.held]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(
+            f"  {name:<{width}}  {size(held):>10}" for name, held in [*rows, ("total", self.held)]
+        )
 
-def matrices(c: ModelConfig) -> dict[str, tuple[int, int, int]]:
-    """Large matrices of the text path, stacked as they are read: name -> (count, rows, columns)."""
-    linear, full = c.layer_types.count(LINEAR), c.layer_types.count(FULL)
-    value, key = c.v_heads * c.d_v, c.k_heads * c.d_k
+
+def size(n: float) -> str:
+    return f"{n / 1e9:.3f} GB" if n >= 1e8 else f"{n / 1e6:.3f} MB"
+
+
+def head_matrices(c: ModelConfig) -> dict[str, tuple[int, int, int]]:
+    """Large matrices of the multi-token-prediction head, as `ModelConfig.matrices`."""
     inner, kv = c.heads * c.d_head, c.kv_heads * c.d_head
-    return {
-        "delta in_qkvz": (linear, 2 * key + 2 * value, c.d_model),
-        "delta out": (linear, c.d_model, value),
-        "attention qkv": (full, 2 * inner + 2 * kv, c.d_model),
-        "attention out": (full, c.d_model, inner),
-        "mlp gate_up": (c.layers, 2 * c.d_ff, c.d_model),
-        "mlp down": (c.layers, c.d_model, c.d_ff),
-        "lm_head": (1, c.vocab, c.d_model),
+    found = {
+        "fc": (1, c.d_model, 2 * c.d_model),
+        "attention qkv": (1, 2 * inner + 2 * kv, c.d_model),
+        "attention out": (1, c.d_model, inner),
+        "mlp gate_up": (1, 2 * c.d_ff, c.d_model),
+        "mlp down": (1, c.d_model, c.d_ff),
     }
+    return {f"mtp {name}": shape for name, shape in found.items()} if c.mtp_layers else {}
+
+
+def int4_columns(name: str, n: int, k: int) -> bool:
+    """Whether int4 takes a matrix [n, k]: small ones stay as they are.
+
+    Raises ValueError for one whose columns are no multiple of the group.
+    """
+    if min(n, k) < GROUP:
+        return False
+    if k % GROUP:
+        raise ValueError(
+            f"quant=int4_g128: {name} has {k} columns, not a multiple of {GROUP}; use quant=bf16"
+        )
+    return True
+
+
+def matrix_bytes(
+    name: str, shape: tuple[int, int, int], weights: str, element: float = 2.0
+) -> float:
+    """Bytes of `shape` = (count, rows, columns); `element` is the size of an unquantised weight.
+
+    int4 rows fill whole tiles of 64.
+    """
+    count, n, k = shape
+    if weights == "int4_g128" and int4_columns(name, n, k):
+        return count * -(-n // ROWS) * ROWS * k * BITS[weights] / 8
+    return count * n * k * element
 
 
 def plan(
@@ -60,11 +101,12 @@ def plan(
     context: int = 0,
     rows: int = 1,
     capacity: int | None = None,
+    element: float = 2.0,
 ) -> Plan:
     """Bytes of a decoding step of `rows` rows at `context` tokens, and of what is held for it.
 
-    `capacity` tokens of cache are held (default: `context`). Raises ValueError for an unknown
-    format or a matrix that the format cannot take.
+    `capacity` tokens of cache are held (default: `context`), unquantised matrices in `element`
+    bytes a weight. Raises ValueError for an unknown format or a matrix that the format cannot take.
     """
     if weights not in BITS:
         raise ValueError(f"quant: expected {' or '.join(BITS)}, got {weights!r}")
@@ -72,34 +114,95 @@ def plan(
         raise ValueError(f"kv: expected {' or '.join(KV_BYTES)}, got {kv!r}")
     held_tokens = context if capacity is None else capacity
     items = []
-    for name, (count, n, k) in matrices(c).items():
-        if weights == "int4_g128" and k % GROUP:
-            raise ValueError(
-                f"quant=int4_g128: {name} has {k} columns, not a multiple of {GROUP};"
-                " use quant=bf16"
-            )
-        size = count * n * k * BITS[weights] / 8
+    for name, shape in c.matrices.items():
         tied = name == "lm_head" and c.tie_embeddings and weights == "bf16"
-        items.append(Item(name, 0.0 if tied else size, size))
+        held = 0.0 if tied else matrix_bytes(name, shape, weights, element)
+        items.append(Item(name, held, matrix_bytes(name, shape, weights)))
     linear, full = c.layer_types.count(LINEAR), c.layer_types.count(FULL)
     channels = c.delta.channels
-    small = linear * (2 * c.v_heads * c.d_model + channels * c.conv_width + 2 * c.v_heads + c.d_v)
+    gates = linear * 2.0 * c.v_heads * c.d_model
+    small = linear * (channels * c.conv_width + 2 * c.v_heads + c.d_v)
     small += full * 2 * c.d_head + c.d_model * (2 * c.layers + 1)
-    items.append(Item("gates, convolutions, norms", 2.0 * small, 2.0 * small))
+    items.append(
+        Item("gates, convolutions, norms", element * gates + 2.0 * small, 2.0 * (gates + small))
+    )
     items.append(Item("embedding", 2.0 * c.vocab * c.d_model, 2.0 * rows * c.d_model))
+    items.append(Item("rotary tables", 2.0 * c.max_positions * c.rotary_dim))
     state = 4.0 * linear * c.v_heads * c.d_k * c.d_v
     items.append(Item("recurrent state", state, 2 * state))
     record = 4.0 * (c.k_heads * c.d_k + c.v_heads * c.d_v + c.v_heads) + 2.0 * channels
-    items.append(Item("records of rows", MAX_ROWS * linear * record, 0.0))
-    per_token = full * 2 * c.kv_heads * c.d_head * KV_BYTES[kv]
+    tail = 2.0 * (c.conv_width - 1) * channels
+    items.append(Item("records of rows", linear * (MAX_ROWS * record + tail)))
+    per_token = full * kv_bytes(c, kv)
     items.append(Item("key-value cache", held_tokens * per_token, (context + rows) * per_token))
     return Plan(tuple(items))
 
 
+def kv_bytes(c: ModelConfig, kv: str) -> float:
+    """Bytes of one token's keys and values in one attention layer."""
+    return 2 * c.kv_heads * c.d_head * KV_BYTES[kv]
+
+
+def mtp_items(
+    c: ModelConfig, weights: str, kv: str, capacity: int, element: float = 2.0
+) -> tuple[Item, ...]:
+    """What the multi-token-prediction head holds, its cache of `capacity` tokens included."""
+    if not c.mtp_layers:
+        return ()
+    large = sum(matrix_bytes(n, s, weights, element) for n, s in head_matrices(c).items())
+    norms = 2.0 * (5 * c.d_model + 2 * c.d_head)
+    return Item("MTP head", large + norms), Item("MTP cache", capacity * kv_bytes(c, kv))
+
+
+def workspace(c: ModelConfig, weights: str, capacity: int, chunk: int) -> Item:
+    """Scratch of the widest call, a prompt chunk behind a full cache: an estimate from above.
+
+    A layer's activations; a block of restored int4 weights; keys and values of the whole context,
+    joined and repeated per query head, with the mask.
+    """
+    inner, channels = c.v_heads * c.d_v, c.delta.channels
+    fixed = 4.0 * chunk * (8 * inner + 3 * channels + 3 * c.d_ff + 6 * c.d_model)
+    if weights == "int4_g128":
+        largest = max(n * k for _, n, k in c.matrices.values())
+        fixed += RESTORING * min(int4.BLOCK, largest)
+    per_key = 4.0 * (c.heads + 2 * c.kv_heads) * c.d_head + 4.0 * chunk
+    return Item("workspace", fixed + capacity * per_key + 8.0 * MAX_ROWS * c.vocab)
+
+
+def largest(plan_of: Callable[[int], Plan], memory: float, limit: int) -> int:
+    """The most tokens, 0 .. limit, whose plan holds at most `memory` bytes; 0 where none does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if plan_of(middle).held <= memory:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def largest_context(c: ModelConfig, weights: str, kv: str, memory: float) -> int:
     """Tokens of cache that fit beside the weights in `memory` bytes; at most the positions."""
-    free = memory - plan(c, weights, kv, capacity=0).held
-    per_token = plan(c, weights, kv, capacity=1).held - plan(c, weights, kv, capacity=0).held
-    if free < 0:
-        return 0
-    return min(c.max_positions, int(free / per_token)) if per_token else c.max_positions
+    return largest(lambda n: plan(c, weights, kv, capacity=n), memory, c.max_positions)
+
+
+def require(
+    plan_of: Callable[[int], Plan], capacity: int, limit: int, free: float, formats: str, where: str
+) -> Plan:
+    """The plan at `capacity` tokens; ValueError with its table where `free` bytes do not hold it.
+
+    `limit`: the model's positions. The message names the largest capacity that would fit.
+    """
+    wanted = plan_of(capacity)
+    if wanted.held <= free:
+        return wanted
+    most = largest(plan_of, free, limit)
+    remedy = (
+        f"kv.capacity_tokens={most} is the most that fits"
+        if most
+        else "not even an empty cache fits: use quant=int4_g128, kv=fp8 or a smaller model"
+    )
+    raise ValueError(
+        f"memory: {capacity} tokens of cache, with {formats}, need {size(wanted.held)}; {where} has"
+        f" {size(free)} free; {remedy}\n{wanted.table()}"
+    )

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from kernels.attention_decode.reference import fake
-from kernels.define import variant
+from kernels.define import Support, variant
 from kernels.matmul.tile import TILE, tile
 from kernels.precision import wide
 
 BLOCK = 512
+SUPPORT = Support(multiples={"capacity": BLOCK, "d_head": 32})
 
 
-@variant("attention_decode", "tile", fake)
+@variant("attention_decode", "tile", fake, support=SUPPORT)
 def attention_decode(
     q: Tensor, gate: Tensor, k_cache: Tensor, v_cache: Tensor, pos: Tensor
 ) -> Tensor:

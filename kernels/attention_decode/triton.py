@@ -1,18 +1,24 @@
-"""Split over the keys a row sees, whose number is read on the device; a second kernel merges.
+"""One launch over the keys' blocks, dealt round in turn to a fixed number of splits.
 
-A row at position p sees n = p + 1 keys and cuts them into pieces of ceil(n / (SPLITS * BLOCK))
-blocks: a function of the row's own position, so neither the call's other rows nor a bucket of
-lengths enters its sums. The rows of one call have one piece length, or two where n crosses a
-multiple of SPLITS * BLOCK: then the few programs go round twice, each time for the rows concerned.
+Split s takes the blocks s, s + SPLITS, s + 2 SPLITS ... of the cache, whatever the context: the
+grid is fixed, the position is read on the device, and splits that no block reaches leave at once. A
+block that lies wholly after a row's position changes nothing for it, to the bit (weight exp2(-inf)
+is 0, factor exp2(0) is 1), so neither the call's other rows nor its length enter a row's sums.
 
-Keys stand on the M side of both products, the packed query heads of a few rows on the N side, whose
-width is fixed; more rows mean more programs, neighbours that share the keys through L2.
+Splits leave partial results and count their arrivals. The last of FAN neighbours folds theirs, the
+last of those folds what they left and writes the rows; counters end at zero. Folding follows the
+order of splits and adds zeros where there is nothing.
+
+Keys and values stand on the M side of both products, the packed query heads of a few rows on the N
+side, whose width is fixed; more rows mean more programs, neighbours that share the keys through L2.
 Caches are 16-bit, fp32 (the interpreter), or float8 e4m3 at scale 1, multiplied as fp16, exactly.
+Float8 comes in words of four dims, the products of each byte apart: dim 4 j + c is row j of part c.
 Whole blocks are read: rows past the live ones must be finite, and weigh nothing.
 """
 
 import functools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -20,186 +26,262 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention_decode.reference import fake
-from kernels.define import variant
-from kernels.gpu import INTERPRETED, SUPPORT, check, power_of_two, same_dtype
-from kernels.rounding import PLAIN, float8_values, rounded
+from kernels.define import FLOAT8, MAX_ROWS, variant
+from kernels.gpu import INTERPRETED, SUPPORT, check, counters, power_of_two, same_dtype
+from kernels.rounding import PLAIN, float8_words, rounded
 
 LOG2_E = 1.4426950408889634
-DIMS = 64  # that a program of the merge takes
 H200 = (132, 232448, (9, 0))  # what launches on no device are planned for
 
 
 @triton.jit
-def _piece(keys, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys per piece for a row that sees `keys` keys."""
-    return ((keys + SPLITS * BLOCK - 1) // (SPLITS * BLOCK)) * BLOCK
+def _load(ptr, PARTS: tl.constexpr, CHUNK: tl.constexpr, FLOAT8: tl.constexpr):
+    """A block's parts as products take them; the interpreter multiplies fp32 alone."""
+    if FLOAT8:
+        loaded = float8_words(tl.load(ptr))
+    else:
+        loaded = ()
+        for c in tl.static_range(PARTS):
+            loaded = loaded + (tl.load(ptr + c * CHUNK),)
+    if PLAIN:
+        parts = ()
+        for c in tl.static_range(PARTS):
+            parts = parts + (loaded[c].to(tl.float32),)
+    else:
+        parts = loaded
+    return parts
 
 
 @triton.jit
-def _operand(x, FLOAT8: tl.constexpr):
-    """What a product takes; the interpreter multiplies fp32 alone."""
+def _dims(c, j, PARTS: tl.constexpr, CHUNK: tl.constexpr, FLOAT8: tl.constexpr):
+    """The dims of a head that rows j of part c are."""
     if FLOAT8:
-        x = float8_values(x)
-    if PLAIN:
-        x = x.to(tl.float32)
-    return x
+        d = j * PARTS + c
+    else:
+        d = j + c * CHUNK
+    return d
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _pieces(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    pos_ptr,
+@triton.jit
+def _origin(peak):
+    """What to subtract from scores before exp2: the peak, or 0 where nothing was seen."""
+    return tl.where(peak == float("-inf"), 0.0, peak)
+
+
+@triton.jit
+def _arrive(counter_ptr, expected):
+    """Whether this program is the last of `expected`; then the counter is back at zero."""
+    tl.debug_barrier()  # all that this program wrote, before its arrival
+    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == expected - 1
+    if last:
+        tl.store(counter_ptr, 0)
+    return last
+
+
+@triton.jit
+def _fold(
+    slot,
+    count,
+    into,
+    row,
+    rows,
+    kv,
+    gate_ptr,
+    y_ptr,
     out_ptr,
     peak_ptr,
     total_ptr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FAN: tl.constexpr,
+):
+    """Partial results `slot` .. `slot + count - 1` of rows `row` .. `rows - 1` as the one `into`.
+
+    Where `into` is negative, they are all there are: then y's rows are written.
+    """
+    dtype = y_ptr.dtype.element_ty
+    i = tl.arange(0, FAN)[:, None]
+    h = tl.arange(0, WIDTH)
+    d = tl.arange(0, D)
+    live = (i < count) & (h < GROUP)[None, :]
+    mask = (h < GROUP)[:, None] & (d >= 0)[None, :]
+    for r in range(0, rows - row):
+        at = (slot + i) * COLUMNS + r * WIDTH + h[None, :]
+        peaks = tl.load(peak_ptr + at, mask=live, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(total_ptr + at, mask=live, other=0.0, cache_modifier=".cg")
+        at = at[:, :, None] * D + d[None, None, :]
+        outs = tl.load(out_ptr + at, mask=live[:, :, None], other=0.0, cache_modifier=".cg")
+        peak = tl.max(peaks, axis=0)
+        share = tl.exp2(peaks - _origin(peak)[None, :])
+        total = tl.sum(share * totals, axis=0)
+        out = tl.sum(share[:, :, None] * outs, axis=0)
+        if into < 0:
+            own = ((row + r) * HEADS + kv * GROUP + h)[:, None] * D + d[None, :]
+            gate = tl.load(gate_ptr + own, mask=mask, other=0.0).to(tl.float32)
+            y = rounded(out / total[:, None], dtype) * rounded(1.0 / (1.0 + tl.exp(-gate)), dtype)
+            tl.store(y_ptr + own, rounded(y, dtype).to(dtype), mask=mask)
+        else:
+            place = into * COLUMNS + r * WIDTH + h
+            tl.store(peak_ptr + place, peak, mask=h < GROUP)
+            tl.store(total_ptr + place, total, mask=h < GROUP)
+            tl.store(out_ptr + place[:, None] * D + d[None, :], out, mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _attend(
+    q_ptr,
+    gate_ptr,
+    k_ptr,
+    v_ptr,
+    pos_ptr,
+    y_ptr,
+    out_ptr,
+    peak_ptr,
+    total_ptr,
+    arrived_ptr,
     rows,
     capacity,
     scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
-    CHUNK: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    FAN: tl.constexpr,
     STAGES: tl.constexpr,
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    PACKED: tl.constexpr = COLUMNS // GROUP  # rows of one program
-    above = tl.program_id(0) * PACKED
+    COLUMNS: tl.constexpr = ROWS * WIDTH  # row-major (row, head of the group, padded)
+    CHUNK: tl.constexpr = D // PARTS
+    LINE: tl.constexpr = CHUNK if FLOAT8 else D  # elements from one key to the next
+    FANS: tl.constexpr = (SPLITS + FAN - 1) // FAN
+    above = tl.program_id(0) * ROWS
     split = tl.program_id(1)
     kv = tl.program_id(2)
     first = tl.load(pos_ptr).to(tl.int32)
-    d = tl.arange(0, CHUNK)
-    column = tl.arange(0, COLUMNS)  # row-major (row, head of the group), then padding
-    row = above + column // GROUP
-    head = kv * GROUP + column % GROUP
-    end = tl.minimum(above + PACKED, rows)
+    stop = tl.minimum(first + tl.minimum(above + ROWS, rows), capacity)
+    blocks = (stop + BLOCK - 1) // BLOCK
+    if split >= blocks:
+        return
+    column = tl.arange(0, COLUMNS)
+    row = above + column // WIDTH
+    head = kv * GROUP + column % WIDTH
+    live = (row < rows) & (column % WIDTH < GROUP)
     keys = tl.minimum(first + row + 1, capacity)
-    piece = tl.where(row < end, _piece(keys, SPLITS, BLOCK), 0)
-    shortest = _piece(tl.minimum(first + above + 1, capacity), SPLITS, BLOCK)
-    longest = _piece(tl.minimum(first + end, capacity), SPLITS, BLOCK)
-    live = (row < end)[None, :]
-    CHUNKS: tl.constexpr = D // CHUNK
+    j = tl.arange(0, CHUNK)
     queries = ()
-    for c in tl.static_range(CHUNKS):
-        place = (row * HEADS + head)[None, :] * D + d[:, None] + c * CHUNK
-        query = tl.load(q_ptr + place, mask=live, other=0.0)
+    outs = ()
+    for c in tl.static_range(PARTS):
+        place = (row * HEADS + head)[None, :] * D + _dims(c, j, PARTS, CHUNK, FLOAT8)[:, None]
+        query = tl.load(q_ptr + place, mask=live[None, :], other=0.0)
         if FLOAT8:
             query = query.to(tl.float16)
-        queries = queries + (_operand(query, False),)
-    cache = kv.to(tl.int64) * capacity * D
+        if PLAIN:
+            query = query.to(tl.float32)
+        queries = queries + (query,)
+        outs = outs + (tl.zeros([CHUNK, COLUMNS], tl.float32),)
     local = tl.arange(0, BLOCK)
-    place = local[:, None] * D + d[None, :]
-    for turn in range(0, tl.where(longest > shortest, 2, 1)):
-        length = tl.where(turn == 0, shortest, longest)
-        mine = piece == length
-        start = split * length
-        stop = tl.minimum(start + length, tl.max(tl.where(mine, keys, 0), axis=0))
-        peak = tl.full([COLUMNS], float("-inf"), tl.float32)
-        total = tl.zeros([COLUMNS], tl.float32)
-        outs = ()
-        for _ in tl.static_range(CHUNKS):
-            outs = outs + (tl.zeros([CHUNK, COLUMNS], tl.float32),)
-        for at in tl.range(start, stop, BLOCK, num_stages=STAGES):
-            base = cache + at * D
-            scores = tl.zeros([BLOCK, COLUMNS], tl.float32)
-            for c in tl.static_range(CHUNKS):
-                k = _operand(tl.load(k_ptr + base + place + c * CHUNK), FLOAT8)
-                scores = tl.dot(k, queries[c], scores, input_precision=PRECISION)
-            scores = scores * scale
-            scores = tl.where(local[:, None] < (keys - at)[None, :], scores, float("-inf"))
-            high = tl.maximum(peak, tl.max(scores, axis=0))
-            origin = tl.where(high == float("-inf"), 0.0, high)  # a row that sees none of them
-            weight = tl.exp2(scores - origin[None, :])
-            keep = tl.exp2(peak - origin)
-            total = total * keep + tl.sum(weight, axis=0)
-            products = ()
-            for c in tl.static_range(CHUNKS):
-                v = _operand(tl.load(v_ptr + base + place + c * CHUNK), FLOAT8)
-                out = outs[c] * keep[None, :]
-                out = tl.dot(tl.trans(v), weight.to(v.dtype), out, input_precision=PRECISION)
-                products = products + (out,)
-            outs = products
-            peak = high
-        if start < stop:
-            slot = (split * rows + row) * HEADS + head
-            tl.store(peak_ptr + slot, peak, mask=mine)
-            tl.store(total_ptr + slot, total, mask=mine)
-            for c in tl.static_range(CHUNKS):
-                span = slot[None, :] * D + d[:, None] + c * CHUNK
-                tl.store(out_ptr + span, outs[c], mask=mine[None, :])
+    cache = kv.to(tl.int64) * capacity * LINE
+    k_ptr += cache + local[:, None] * LINE + j[None, :]
+    v_ptr += cache + local[None, :] * LINE + j[:, None]
+    peak = tl.full([COLUMNS], float("-inf"), tl.float32)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for block in tl.range(split, blocks, SPLITS, num_stages=STAGES):
+        at = block * BLOCK
+        ks = _load(k_ptr + at * LINE, PARTS, CHUNK, FLOAT8)
+        scores = tl.zeros([BLOCK, COLUMNS], tl.float32)
+        for c in tl.static_range(PARTS):
+            scores = tl.dot(ks[c], queries[c], scores, input_precision=PRECISION)
+        scores = scores * scale
+        scores = tl.where(local[:, None] < (keys - at)[None, :], scores, float("-inf"))
+        high = tl.maximum(peak, tl.max(scores, axis=0))
+        origin = _origin(high)
+        weight = tl.exp2(scores - origin[None, :])
+        keep = tl.exp2(peak - origin)
+        total = total * keep + tl.sum(weight, axis=0)
+        vs = _load(v_ptr + at * LINE, PARTS, CHUNK, FLOAT8)
+        weight = weight.to(vs[0].dtype)
+        products = ()
+        for c in tl.static_range(PARTS):
+            out = outs[c] * keep[None, :]
+            products = products + (tl.dot(vs[c], weight, out, input_precision=PRECISION),)
+        outs = products
+        peak = high
 
+    group = tl.program_id(0) * KV_HEADS + kv
+    base = group * (SPLITS + FANS)
+    slot = (base + split) * COLUMNS + column
+    tl.store(peak_ptr + slot, peak, mask=live)
+    tl.store(total_ptr + slot, total, mask=live)
+    for c in tl.static_range(PARTS):
+        place = slot[None, :] * D + _dims(c, j, PARTS, CHUNK, FLOAT8)[:, None]
+        tl.store(out_ptr + place, outs[c], mask=live[None, :])
 
-@triton.jit(do_not_specialize=["rows"])
-def _merge(
-    gate_ptr,
-    pos_ptr,
-    out_ptr,
-    peak_ptr,
-    total_ptr,
-    y_ptr,
-    rows,
-    capacity,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    DIMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
-    row, head = tl.program_id(0), tl.program_id(1)
-    d = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
-    keys = tl.minimum(tl.load(pos_ptr).to(tl.int32) + row + 1, capacity)
-    piece = _piece(keys, SPLITS, BLOCK)
-    split = tl.arange(0, SLOTS)
-    live = split < (keys + piece - 1) // piece
-    slot = (split * rows + row) * HEADS + head
-    peak = tl.load(peak_ptr + slot, mask=live, other=float("-inf"))
-    share = tl.exp2(peak - tl.max(peak, axis=0))
-    total = tl.sum(share * tl.load(total_ptr + slot, mask=live, other=0.0), axis=0)
-    out = tl.load(out_ptr + slot[:, None] * D + d[None, :], mask=live[:, None], other=0.0)
-    out = tl.sum(out * share[:, None], axis=0) / total
-    dtype = gate_ptr.dtype.element_ty
-    place = (row * HEADS + head) * D + d
-    gate = tl.load(gate_ptr + place).to(tl.float32)
-    y = rounded(out, dtype) * rounded(1.0 / (1.0 + tl.exp(-gate)), dtype)
-    tl.store(y_ptr + place, rounded(y, dtype).to(dtype))
+    arrived_ptr += group * (FANS + 1)
+    splits = tl.minimum(blocks, SPLITS)
+    fans = (splits + FAN - 1) // FAN
+    fan = split // FAN
+    count = tl.minimum(splits - fan * FAN, FAN)
+    end = tl.minimum(above + ROWS, rows)
+    if _arrive(arrived_ptr + fan, count):
+        _fold(
+            base + fan * FAN, count, tl.where(fans > 1, base + SPLITS + fan, -1), above, end, kv,
+            gate_ptr, y_ptr, out_ptr, peak_ptr, total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, FAN,
+        )  # fmt: skip
+        if fans > 1:
+            if _arrive(arrived_ptr + FANS, fans):
+                _fold(
+                    base + SPLITS, fans, -1, above, end, kv,
+                    gate_ptr, y_ptr, out_ptr, peak_ptr, total_ptr,
+                    HEADS, GROUP, D, COLUMNS, WIDTH, FAN,
+                )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the keys are dealt to programs. Part of the numerics: all but `stages`."""
+    """How the keys are dealt to programs. Part of the numerics: all but `stages` and `warps`."""
 
-    splits: int  # pieces of a long cache, per key-value head
-    block: int  # keys at a time; 16 per warp
-    columns: int  # query heads times rows of a program
-    chunk: int  # dims of one product: fewer hold fewer registers
+    splits: int  # per key-value head
+    block: int  # keys at a time
+    rows: int  # of one program
+    parts: int  # that the dims of one product are cut into: more hold fewer registers
     stages: int
+    warps: int = 4
 
 
 def plan(device: torch.device, heads: int, kv_heads: int, d: int, dtype: torch.dtype) -> Plan:
-    """A piece per processor, and tiles that neither spill nor outgrow shared memory."""
-    group = heads // kv_heads
+    """A split per processor, and tiles that neither spill nor outgrow shared memory."""
+    float8 = dtype == torch.float8_e4m3fn
     if INTERPRETED:
-        return Plan(splits=2, block=64, columns=max(16, power_of_two(group)), chunk=d, stages=1)
-    columns = max(32, power_of_two(group))
+        return Plan(splits=2, block=64, rows=4, parts=4 if float8 else 1, stages=1)
+    rows = max(1, 32 // power_of_two(heads // kv_heads))
     processors, shared, capability = _card(device) if device.type == "cuda" else H200
-    if dtype == torch.float8_e4m3fn and capability < (8, 9):
+    if float8 and capability < FLOAT8:
         raise ValueError(
             "attention_decode: a float8 cache needs compute capability 8.9, this is"
             f" {capability[0]}.{capability[1]}; use kv=bf16"
         )
-    splits = max(1, processors // kv_heads)
-    if shared < 200_000:
-        return Plan(splits, block=32, columns=columns, chunk=min(d, 128), stages=2)
-    if dtype == torch.float8_e4m3fn:
-        return Plan(splits, block=128, columns=columns, chunk=min(d, 128), stages=2)
-    return Plan(splits, block=64, columns=columns, chunk=d, stages=3)
+    large = shared > 200_000
+    if float8:  # two programs a processor: one converts while the other multiplies
+        splits = _splits(2 * processors, kv_heads)
+        return Plan(splits, block=64, rows=rows, parts=4, stages=3 if large else 2)
+    splits = _splits(processors, kv_heads)
+    if large:
+        return Plan(splits, block=64, rows=rows, parts=1, stages=3)
+    return Plan(splits, block=32, rows=rows, parts=max(1, d // 128), stages=2)
+
+
+def _splits(programs: int, kv_heads: int) -> int:
+    """At most 64, which fold in two rounds of 8."""
+    return max(1, min(64, programs // kv_heads))
 
 
 @functools.cache
@@ -214,75 +296,78 @@ def launch(
 ) -> Tensor:
     rows, heads, d = q.shape
     kv_heads, capacity, _ = k_cache.shape
-    splits = chosen.splits
-    out = q.new_empty(splits, rows, heads, d, dtype=torch.float32)
-    peak, total = (q.new_empty(splits, rows, heads, dtype=torch.float32) for _ in range(2))
+    width = power_of_two(heads // kv_heads)
+    fan = power_of_two(math.isqrt(chosen.splits - 1) + 1)
+    fans = -(-chosen.splits // fan)
+    groups = -(-rows // chosen.rows)
+    most = -(-MAX_ROWS // chosen.rows)
+    slots = groups * kv_heads * (chosen.splits + fans) * chosen.rows * width
+    out = q.new_empty(slots, d, dtype=torch.float32)
+    peak, total = (q.new_empty(slots, dtype=torch.float32) for _ in range(2))
+    y = torch.empty_like(gate)
     float8 = k_cache.dtype == torch.float8_e4m3fn
-    if float8 and INTERPRETED:
-        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    shape = {"HEADS": heads, "D": d, "BLOCK": chosen.block, "SPLITS": splits}
-    packed = chosen.columns * kv_heads // heads
-    _pieces[(-(-rows // packed), splits, kv_heads)](
+    if float8:
+        k_cache, v_cache = k_cache.view(torch.int32), v_cache.view(torch.int32)
+    _attend[(groups, chosen.splits, kv_heads)](
         q,
+        gate,
         k_cache,
         v_cache,
         pos,
+        y,
         out,
         peak,
         total,
+        counters(q.device, most * kv_heads * (fans + 1)),
         rows,
         capacity,
         d**-0.5 * LOG2_E,
+        HEADS=heads,
         KV_HEADS=kv_heads,
-        **shape,
-        CHUNK=chosen.chunk,
-        COLUMNS=chosen.columns,
+        D=d,
+        PARTS=chosen.parts,
+        ROWS=chosen.rows,
+        WIDTH=width,
+        BLOCK=chosen.block,
+        SPLITS=chosen.splits,
+        FAN=fan,
         STAGES=chosen.stages,
         FLOAT8=float8,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=max(1, chosen.block // 16),
-        enable_fp_fusion=False,
-    )
-    y = torch.empty_like(gate)
-    dims = min(d, DIMS)
-    _merge[(rows, heads, d // dims)](
-        gate,
-        pos,
-        out,
-        peak,
-        total,
-        y,
-        rows,
-        capacity,
-        **shape,
-        DIMS=dims,
-        SLOTS=power_of_two(splits),
-        num_warps=4,
+        num_warps=chosen.warps,
         enable_fp_fusion=False,
     )
     return y
 
 
-@variant("attention_decode", "triton", fake, support=SUPPORT)
+@variant(
+    "attention_decode",
+    "triton",
+    fake,
+    support=replace(SUPPORT, powers={"d_head": 16}, multiples={"capacity": 128}, float8=FLOAT8),
+)
 def attention_decode(
     q: Tensor, gate: Tensor, k_cache: Tensor, v_cache: Tensor, pos: Tensor
 ) -> Tensor:
     """As the reference, for 1 to 16 rows and heads whose width is a power of two from 16 on.
 
-    Caches in q's dtype or float8 e4m3, their capacity a multiple of 128. Rows at and past the
-    capacity see the whole cache.
+    Caches in q's dtype or float8 e4m3 (heads from 64 on), their capacity a multiple of 128. Rows at
+    and past the capacity see the whole cache.
     """
     rows, heads, d = q.shape
     kv_heads, capacity, _ = k_cache.shape
     check("attention_decode", rows, q=q, gate=gate, k_cache=k_cache, v_cache=v_cache)
     same_dtype("attention_decode", k_cache=k_cache, v_cache=v_cache)
+    least = 16
     if k_cache.dtype != torch.float8_e4m3fn:
         same_dtype("attention_decode", q=q, gate=gate, k_cache=k_cache)
-    if d < 16 or d & (d - 1) or heads % kv_heads or capacity % 128:
+    elif not INTERPRETED:
+        least = 64  # tensor cores take parts from 16 dims on
+    if d < least or d & (d - 1) or heads % kv_heads or capacity % 128:
         raise ValueError(
-            "attention_decode: triton needs a head width that is a power of two from 16 on, heads"
-            f" in whole groups and a capacity that is a multiple of 128, got {d}, {heads} over"
-            f" {kv_heads} and {capacity}; use kernel.attention_decode=reference"
+            f"attention_decode: triton needs a head width that is a power of two from {least} on,"
+            f" heads in whole groups and a capacity that is a multiple of 128, got {d}, {heads}"
+            f" over {kv_heads} and {capacity}; use kernel.attention_decode=reference"
         )
     chosen = plan(q.device, heads, kv_heads, d, k_cache.dtype)
     return launch(q, gate, k_cache, v_cache, pos, chosen)

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.define import variant
+from kernels.define import Support, variant
 from kernels.gated_delta_chunk import unit
 from kernels.gated_delta_step.reference import MUTATES, absorb, fake, gated_norm
 from kernels.precision import wide
 
 LANES = 64
+SUPPORT = Support(multiples={"channels": LANES, "inner": LANES})
 
 
 def _lanes(x: Tensor) -> Tensor:
@@ -21,7 +22,7 @@ def _lanes(x: Tensor) -> Tensor:
     return F.pad(wide(x), (0, -x.shape[1] % LANES))
 
 
-@variant("gated_delta_step", "tile", fake, MUTATES)
+@variant("gated_delta_step", "tile", fake, MUTATES, SUPPORT)
 def gated_delta_step(
     qkvz: Tensor,
     ba: Tensor,

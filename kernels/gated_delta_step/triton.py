@@ -1,24 +1,26 @@
-"""Two launches: heads and rows side by side, then the recurrence by columns of the state.
+"""One launch: a program owns a block of columns of one value head's state, from inputs to rows.
 
-`_prepare` does what rows do alone: convolution, silu, l2 norms, gates. `_advance` owns a block of
-columns of one value head's state: it absorbs, stores the checkpoint, runs the rows. One launch
-would not do: records, tail and gates are read by every program of a key head and overwritten in the
-same call, and each of those programs (24 with 16 columns each) would repeat the convolution.
+It absorbs, stores the checkpoint, then runs the rows, each time making the row's q and k anew: its
+neighbours of the same key head (24 with 16 columns each) do the same, which costs less than a
+second launch. A program is one warp, so that no sum over d_k has to cross warps.
 
-A new record's owner in `_prepare` sets the old one aside, so `_advance` reads both. The last
-program of a head to finish (an integer counter, zeroed by `_prepare`) normalises its rows.
+Records, tail and gates are read by every program of a key head and overwritten in the same call,
+so nothing shared is written before all have read. Integer counters tell: the last program of a
+value head to finish normalises its rows, the last value head of a key head moves the records, and
+each leaves its counter at zero.
 Contraction of multiply and add is off: absorbing a record and running its row give the same bits.
 Nothing is compiled for a row count, and no tile depends on one.
 """
 
-import torch
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.define import variant
+from kernels.define import MAX_ROWS, variant
 from kernels.gated_delta_step.reference import MUTATES, fake
-from kernels.gpu import INTERPRETED, SUPPORT, check, power_of_two, same_dtype
+from kernels.gpu import INTERPRETED, SUPPORT, check, counters, same_dtype
 from kernels.rounding import log1p, rounded
 
 COLUMNS = 32 if INTERPRETED else 16  # of the state, per program
@@ -36,75 +38,84 @@ def _softplus(x):
 
 
 @triton.jit
-def _prepare(
+def _unit(x):
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
+
+
+@triton.jit
+def _taps(conv_ptr, channel, WIDTH: tl.constexpr):
+    taps = ()
+    for j in tl.static_range(WIDTH):
+        taps = taps + (tl.load(conv_ptr + channel * WIDTH + j).to(tl.float32),)
+    return taps
+
+
+@triton.jit
+def _window(tail_ptr, past_x_ptr, channel, pending, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """The WIDTH - 1 inputs before the new rows, which the tail becomes."""
+    window = ()
+    for j in tl.static_range(WIDTH - 1):
+        w = pending + j
+        record = past_x_ptr + (w - WIDTH + 1) * CHANNELS
+        line = tl.where(w < WIDTH - 1, tail_ptr + w * CHANNELS, record)
+        window = window + (tl.load(line + channel),)
+    return window
+
+
+@triton.jit
+def _conv(window, x, taps, WIDTH: tl.constexpr):
+    """silu(conv) where the window's next input is x, both rounded; fp32."""
+    y = taps[0] * window[0].to(tl.float32)
+    for j in tl.static_range(1, WIDTH - 1):
+        y = y + taps[j] * window[j].to(tl.float32)
+    y = y + taps[WIDTH - 1] * x.to(tl.float32)
+    return rounded(_silu(rounded(y, x.dtype)), x.dtype)
+
+
+@triton.jit
+def _slide(window, x, WIDTH: tl.constexpr):
+    after = ()
+    for j in tl.static_range(1, WIDTH - 1):
+        after = after + (window[j],)
+    return after + (x,)
+
+
+@triton.jit
+def _norm(
+    o_ptr,
+    z_ptr,
+    weight_ptr,
+    y_ptr,
+    head,
+    rows,
+    eps,
+    V_HEADS: tl.constexpr,
+    D_V: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ROW_GROUP: tl.constexpr,
+):
+    """y = rms_norm_plain(o) * weight * silu(z) for all rows of a head, whose o others wrote."""
+    dtype = y_ptr.dtype.element_ty
+    d = tl.arange(0, D_V)[None, :]
+    weight = tl.load(weight_ptr + d).to(tl.float32)
+    for start in range(0, rows, ROW_GROUP):
+        row = start + tl.arange(0, ROW_GROUP)[:, None]
+        live = (row < rows) & (d >= 0)
+        span = (row * V_HEADS + head) * D_V + d
+        o = tl.load(o_ptr + span, mask=live, other=0.0, cache_modifier=".cg").to(tl.float32)
+        z = tl.load(z_ptr + row * STRIDE + head * D_V + d, mask=live, other=0.0).to(tl.float32)
+        o = o * tl.rsqrt(tl.sum(o * o, axis=1) / D_V + eps)[:, None]
+        y = rounded(weight * rounded(o, dtype), dtype) * _silu(z)
+        tl.store(y_ptr + span, rounded(y, dtype).to(dtype), mask=live)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gated_delta_step(
     qkvz_ptr,
     ba_ptr,
     conv_ptr,
     a_log_ptr,
     dt_bias_ptr,
-    tail_ptr,
-    past_x_ptr,
-    past_k_ptr,
-    past_decay_ptr,
-    pending_ptr,
-    q_ptr,
-    v_ptr,
-    beta_ptr,
-    old_k_ptr,
-    old_decay_ptr,
-    arrived_ptr,
-    K_HEADS: tl.constexpr,
-    V_HEADS: tl.constexpr,
-    D_K: tl.constexpr,
-    D_V: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    CHANNELS: tl.constexpr = 2 * K_HEADS * D_K + V_HEADS * D_V
-    STRIDE: tl.constexpr = CHANNELS + V_HEADS * D_V
-    dtype = qkvz_ptr.dtype.element_ty
-    block = tl.program_id(0)  # a head of q, then of k, then of v
-    i = tl.program_id(1)
-    head = block - 2 * K_HEADS  # of v
-    col = tl.arange(0, BLOCK)
-    d = tl.where(head < 0, D_K, D_V)
-    inside = col < d
-    c = tl.where(head < 0, block * D_K, 2 * K_HEADS * D_K + head * D_V) + col
-    pending = tl.load(pending_ptr).to(tl.int32)
-    x = tl.zeros([BLOCK], tl.float32)
-    for j in tl.static_range(WIDTH):
-        t = i + j - (WIDTH - 1)  # a new row, or a pending one, or before that the tail
-        p = pending + t
-        before = tl.where(p >= 0, past_x_ptr + p * CHANNELS, tail_ptr + (p + WIDTH - 1) * CHANNELS)
-        line = tl.where(t >= 0, qkvz_ptr + t * STRIDE, before)
-        value = tl.load(line + c, mask=inside, other=0.0).to(tl.float32)
-        x = x + tl.load(conv_ptr + c * WIDTH + j, mask=inside, other=0.0).to(tl.float32) * value
-    x = rounded(_silu(rounded(x, dtype)), dtype)
-    if head < 0:
-        x = x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
-        if block < K_HEADS:
-            tl.store(q_ptr + (i * K_HEADS + block) * D_K + col, x / D_K**0.5, mask=inside)
-        else:
-            place = (i * K_HEADS + block - K_HEADS) * D_K + col
-            tl.store(old_k_ptr + place, tl.load(past_k_ptr + place, mask=inside), mask=inside)
-            tl.store(past_k_ptr + place, x, mask=inside)
-    else:
-        tl.store(v_ptr + (i * V_HEADS + head) * D_V + col, x.to(dtype), mask=inside)
-        b = tl.load(ba_ptr + i * 2 * V_HEADS + head).to(tl.float32)
-        a = tl.load(ba_ptr + i * 2 * V_HEADS + V_HEADS + head).to(tl.float32)
-        a = a + tl.load(dt_bias_ptr + head).to(tl.float32)
-        g = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32)) * _softplus(a)
-        place = i * V_HEADS + head
-        tl.store(old_decay_ptr + place, tl.load(past_decay_ptr + place))
-        tl.store(past_decay_ptr + place, tl.exp(g))
-        tl.store(beta_ptr + place, rounded(1.0 / (1.0 + tl.exp(-b)), dtype))
-        if i == 0:
-            tl.store(arrived_ptr + head, 0)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _advance(
-    qkvz_ptr,
     norm_weight_ptr,
     h_ptr,
     tail_ptr,
@@ -113,14 +124,11 @@ def _advance(
     past_u_ptr,
     past_decay_ptr,
     pending_ptr,
-    q_ptr,
-    v_ptr,
-    beta_ptr,
-    old_k_ptr,
-    old_decay_ptr,
-    arrived_ptr,
+    new_k_ptr,
+    new_decay_ptr,
     o_ptr,
     y_ptr,
+    arrived_ptr,
     rows,
     eps,
     K_HEADS: tl.constexpr,
@@ -129,86 +137,113 @@ def _advance(
     D_V: tl.constexpr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
-    MOVED: tl.constexpr,  # channels of tail and past_x that a program carries forward
     MAX_ROWS: tl.constexpr,
     ROW_GROUP: tl.constexpr,
 ):
+    GROUP: tl.constexpr = V_HEADS // K_HEADS
     CHANNELS: tl.constexpr = 2 * K_HEADS * D_K + V_HEADS * D_V
     STRIDE: tl.constexpr = CHANNELS + V_HEADS * D_V
     PARTS: tl.constexpr = D_V // COLUMNS
     dtype = qkvz_ptr.dtype.element_ty
     part = tl.program_id(0)
     head = tl.program_id(1)
-    k_head = head // (V_HEADS // K_HEADS)
+    k_head = head // GROUP
     pending = tl.load(pending_ptr).to(tl.int32)
     k_row = tl.arange(0, D_K)
     col = part * COLUMNS + tl.arange(0, COLUMNS)
     tile = h_ptr + (head * D_K + k_row[:, None]) * D_V + col[None, :]
     s = tl.load(tile)
 
-    c = (head * PARTS + part) * MOVED + tl.arange(0, MOVED)
-    for j in tl.static_range(WIDTH - 1):
-        w = pending + j  # tail[j] = (tail, past_x)[w]; no later j reads what is written here
-        line = tl.where(
-            w < WIDTH - 1, tail_ptr + w * CHANNELS, past_x_ptr + (w - WIDTH + 1) * CHANNELS
-        )
-        kept = tl.load(line + c, mask=c < CHANNELS)
-        tl.store(tail_ptr + j * CHANNELS + c, kept, mask=c < CHANNELS)
-    tl.debug_barrier()
-    r = tl.arange(0, MAX_ROWS)[:, None]
-    moved = (r < rows) & (c < CHANNELS)[None, :]
-    x = tl.load(qkvz_ptr + r * STRIDE + c[None, :], mask=moved)
-    tl.store(past_x_ptr + r * CHANNELS + c[None, :], x, mask=moved)
+    q_at = k_head * D_K + k_row  # channels of q, k and v
+    k_at = K_HEADS * D_K + q_at
+    v_at = 2 * K_HEADS * D_K + head * D_V + col
+    q_taps = _taps(conv_ptr, q_at, WIDTH)
+    k_taps = _taps(conv_ptr, k_at, WIDTH)
+    v_taps = _taps(conv_ptr, v_at, WIDTH)
+    q_window = _window(tail_ptr, past_x_ptr, q_at, pending, CHANNELS, WIDTH)
+    k_window = _window(tail_ptr, past_x_ptr, k_at, pending, CHANNELS, WIDTH)
+    v_window = _window(tail_ptr, past_x_ptr, v_at, pending, CHANNELS, WIDTH)
+    rate = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
+    dt_bias = tl.load(dt_bias_ptr + head).to(tl.float32)
+    x_q, x_k, x_v = (tl.load(qkvz_ptr + q_at), tl.load(qkvz_ptr + k_at), tl.load(qkvz_ptr + v_at))
+    b, a = tl.load(ba_ptr + head), tl.load(ba_ptr + V_HEADS + head)
 
     for i in tl.range(0, pending, loop_unroll_factor=4):
-        k_base = tl.where(i < rows, old_k_ptr, past_k_ptr)
-        decay_base = tl.where(i < rows, old_decay_ptr, past_decay_ptr)
-        k = tl.load(k_base + (i * K_HEADS + k_head) * D_K + k_row)
+        k = tl.load(past_k_ptr + (i * K_HEADS + k_head) * D_K + k_row)
         u = tl.load(past_u_ptr + (i * V_HEADS + head) * D_V + col)
-        s = s * tl.load(decay_base + i * V_HEADS + head)
+        s = s * tl.load(past_decay_ptr + i * V_HEADS + head)
         s = s + k[:, None] * u[None, :]
+    tl.debug_barrier()  # this program has read what it alone overwrites: its h, u and inputs of v
     if pending > 0:
         tl.store(tile, s)
-    tl.debug_barrier()  # every pending u is read before a new one is written
+        for j in tl.static_range(WIDTH - 1):
+            tl.store(tail_ptr + j * CHANNELS + v_at, v_window[j])
 
-    k_from, v_from = k_head * D_K + k_row, head * D_V + col
-    K_STEP: tl.constexpr = K_HEADS * D_K
-    V_STEP: tl.constexpr = V_HEADS * D_V
-    k, q = tl.load(past_k_ptr + k_from), tl.load(q_ptr + k_from)
-    v = tl.load(v_ptr + v_from)
-    decay, beta = tl.load(past_decay_ptr + head), tl.load(beta_ptr + head)
     for i in range(rows):
         n = tl.minimum(i + 1, rows - 1)  # the next row's inputs are under way during this one
-        next_k = tl.load(past_k_ptr + n * K_STEP + k_from)
-        next_q = tl.load(q_ptr + n * K_STEP + k_from)
-        next_v = tl.load(v_ptr + n * V_STEP + v_from)
-        next_decay = tl.load(past_decay_ptr + n * V_HEADS + head)
-        next_beta = tl.load(beta_ptr + n * V_HEADS + head)
+        next_q = tl.load(qkvz_ptr + n * STRIDE + q_at)
+        next_k = tl.load(qkvz_ptr + n * STRIDE + k_at)
+        next_v = tl.load(qkvz_ptr + n * STRIDE + v_at)
+        next_b = tl.load(ba_ptr + n * 2 * V_HEADS + head)
+        next_a = tl.load(ba_ptr + n * 2 * V_HEADS + V_HEADS + head)
+        k = _unit(_conv(k_window, x_k, k_taps, WIDTH))
+        q = _unit(_conv(q_window, x_q, q_taps, WIDTH)) / D_K**0.5
+        v = _conv(v_window, x_v, v_taps, WIDTH)
+        decay = tl.exp(rate * _softplus(a.to(tl.float32) + dt_bias))
+        beta = rounded(1.0 / (1.0 + tl.exp(-b.to(tl.float32))), dtype)
         s = s * decay
-        u = (v.to(tl.float32) - tl.sum(s * k[:, None], axis=0)) * beta
+        u = (v - tl.sum(s * k[:, None], axis=0)) * beta
         s = s + k[:, None] * u[None, :]
         o = rounded(tl.sum(s * q[:, None], axis=0), dtype)
-        tl.store(past_u_ptr + i * V_STEP + v_from, u)
-        tl.store(o_ptr + i * V_STEP + v_from, o.to(dtype))
-        k, q, v, decay, beta = next_k, next_q, next_v, next_decay, next_beta
+        place = i * V_HEADS + head
+        tl.store(past_x_ptr + i * CHANNELS + v_at, x_v)
+        tl.store(past_u_ptr + place * D_V + col, u)
+        tl.store(o_ptr + place * D_V + col, o.to(dtype))
+        tl.store(new_k_ptr + place * D_K + k_row, k, mask=k_row < tl.where(part == 0, D_K, 0))
+        tl.store(new_decay_ptr + place, decay, mask=part == 0)
+        q_window = _slide(q_window, x_q, WIDTH)
+        k_window = _slide(k_window, x_k, WIDTH)
+        v_window = _slide(v_window, x_v, WIDTH)
+        x_q, x_k, x_v, b, a = next_q, next_k, next_v, next_b, next_a
 
-    tl.debug_barrier()  # all of this program's o before its arrival
+    tl.debug_barrier()  # all that this program reads and writes, before its arrival
     if tl.atomic_add(arrived_ptr + head, 1, sem="acq_rel") == PARTS - 1:
-        d = tl.arange(0, D_V)[None, :]
-        weight = tl.load(norm_weight_ptr + d).to(tl.float32)
-        for start in range(0, rows, ROW_GROUP):
-            n = start + tl.arange(0, ROW_GROUP)[:, None]
-            live = (n < rows) & (d >= 0)
-            span = (n * V_HEADS + head) * D_V + d
-            o = tl.load(o_ptr + span, mask=live, other=0.0, cache_modifier=".cg").to(tl.float32)
-            z = tl.load(qkvz_ptr + n * STRIDE + CHANNELS + head * D_V + d, mask=live, other=0.0)
-            o = o * tl.rsqrt(tl.sum(o * o, axis=1) / D_V + eps)[:, None]
-            o = rounded(weight * rounded(o, dtype), dtype)
-            y = rounded(o * _silu(z.to(tl.float32)), dtype)
-            tl.store(y_ptr + span, y.to(dtype), mask=live)
+        tl.store(arrived_ptr + head, 0)
+        heads_done = tl.atomic_add(arrived_ptr + V_HEADS + k_head, 1, sem="acq_rel") + 1
+        z_ptr = qkvz_ptr + CHANNELS
+        _norm(
+            o_ptr, z_ptr, norm_weight_ptr, y_ptr, head, rows, eps, V_HEADS, D_V, STRIDE, ROW_GROUP
+        )
+        r = tl.arange(0, MAX_ROWS)
+        at = r * V_HEADS + head
+        decays = tl.load(new_decay_ptr + at, mask=r < rows, cache_modifier=".cg")
+        tl.store(past_decay_ptr + at, decays, mask=r < rows)
+        if heads_done == GROUP:
+            tl.store(arrived_ptr + V_HEADS + k_head, 0)
+            q_tail = _window(tail_ptr, past_x_ptr, q_at, pending, CHANNELS, WIDTH)
+            k_tail = _window(tail_ptr, past_x_ptr, k_at, pending, CHANNELS, WIDTH)
+            tl.debug_barrier()  # every old input is read before a new one is written
+            for j in tl.static_range(WIDTH - 1):
+                tl.store(tail_ptr + j * CHANNELS + q_at, q_tail[j])
+                tl.store(tail_ptr + j * CHANNELS + k_at, k_tail[j])
+            row = r[:, None]
+            live = (row < rows) & (k_row >= 0)[None, :]
+            new_q = tl.load(qkvz_ptr + row * STRIDE + q_at[None, :], mask=live)
+            new_k = tl.load(qkvz_ptr + row * STRIDE + k_at[None, :], mask=live)
+            unit = new_k_ptr + (row * V_HEADS + head) * D_K + k_row[None, :]
+            unit = tl.load(unit, mask=live, cache_modifier=".cg")
+            tl.store(past_x_ptr + row * CHANNELS + q_at[None, :], new_q, mask=live)
+            tl.store(past_x_ptr + row * CHANNELS + k_at[None, :], new_k, mask=live)
+            tl.store(past_k_ptr + row * K_HEADS * D_K + q_at[None, :], unit, mask=live)
 
 
-@variant("gated_delta_step", "triton", fake, MUTATES, SUPPORT)
+@variant(
+    "gated_delta_step",
+    "triton",
+    fake,
+    MUTATES,
+    replace(SUPPORT, powers={"d_k": 16, "d_v": 16}),
+)
 def gated_delta_step(
     qkvz: Tensor,
     ba: Tensor,
@@ -239,34 +274,16 @@ def gated_delta_step(
         )
     if rows > past_x.shape[0]:
         raise ValueError(f"gated_delta_step: {rows} rows, but records of {past_x.shape[0]}")
-    fp32 = h.new_empty
-    q, old_k = fp32(rows, k_heads, d_k), fp32(rows, k_heads, d_k)
-    beta, old_decay = fp32(rows, v_heads), fp32(rows, v_heads)
-    v, o, y = (qkvz.new_empty(rows, v_heads * d_v) for _ in range(3))
-    arrived = pending.new_empty(v_heads, dtype=torch.int32)
-    shape = {"K_HEADS": k_heads, "V_HEADS": v_heads, "D_K": d_k, "D_V": d_v, "WIDTH": width}
-    between = (q, v, beta, old_k, old_decay, arrived)
-    _prepare[(2 * k_heads + v_heads, rows)](
+    new_k = h.new_empty(rows, v_heads, d_k)
+    new_decay = h.new_empty(rows, v_heads)
+    o, y = (qkvz.new_empty(rows, v_heads * d_v) for _ in range(2))
+    columns = min(COLUMNS, d_v)
+    _gated_delta_step[(d_v // columns, v_heads)](
         qkvz,
         ba,
         conv_weight,
         a_log,
         dt_bias,
-        tail,
-        past_x,
-        past_k,
-        past_decay,
-        pending,
-        *between,
-        **shape,
-        BLOCK=max(d_k, d_v),
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
-    columns = min(COLUMNS, d_v)
-    parts = d_v // columns
-    _advance[(parts, v_heads)](
-        qkvz,
         norm_weight,
         h,
         tail,
@@ -275,17 +292,22 @@ def gated_delta_step(
         past_u,
         past_decay,
         pending,
-        *between,
+        new_k,
+        new_decay,
         o,
         y,
+        counters(h.device, v_heads + k_heads),
         rows,
         eps,
-        **shape,
+        K_HEADS=k_heads,
+        V_HEADS=v_heads,
+        D_K=d_k,
+        D_V=d_v,
+        WIDTH=width,
         COLUMNS=columns,
-        MOVED=power_of_two(-(-conv_weight.shape[0] // (parts * v_heads))),
-        MAX_ROWS=16,
+        MAX_ROWS=MAX_ROWS,
         ROW_GROUP=ROW_GROUP,
-        num_warps=4,
+        num_warps=1,
         enable_fp_fusion=False,
     )
     return y

@@ -7,44 +7,20 @@ exactly, and 128 + code is a bfloat16 number whose mantissa is the code.
 
 `tiles` is the layout of kernels/int4_matmul/layout.py; `splits` lists the row counts of the
 matrices that it stacks (q, k, v and so on), of which only the sum matters here.
-"""
 
-import torch
-from torch import Tensor
+What a decoding step does around its matmuls belongs to them, so that a layer is five or six
+launches: `int4_matmul_beside` multiplies a small dense matrix too, `int4_gate_up` ends in SwiGLU,
+`int4_add_norm` in the residual sum and the norm that follows. A program sees a part of each row, so
+that norm may come in parts (reference.py): rows with their gain, shares of their mean square, and
+sums by group, which the next matmul needs anyway and would otherwise take in every program.
+"""
 
 from kernels.gpu import HAS_TRITON
 from kernels.int4_matmul import layout
 from kernels.int4_matmul.reference import int4_matmul as reference
 from kernels.int4_matmul.tile import int4_matmul as tile
-from tr.bench import Bench
 
 if HAS_TRITON:
     from kernels.int4_matmul import triton as _triton  # noqa: F401  (registers the variant)
 
-__all__ = ["BENCH", "layout", "reference", "tile"]
-
-
-def inputs(
-    rows: int, n: int, k: int, dtype: torch.dtype, device: str
-) -> tuple[Tensor, Tensor, list[int]]:
-    g = torch.Generator(device).manual_seed(0)
-    x = torch.randn(rows, k, generator=g, device=device)
-    return x.to(dtype), layout.random(n, k, g), [n]
-
-
-SHAPES = [  # of the 27B: in-projections, gate and up, out, down, the head and the draft's slice
-    (16384, 5120),
-    (14336, 5120),
-    (34816, 5120),
-    (5120, 6144),
-    (5120, 17408),
-    (248320, 5120),
-    (131072, 5120),
-]
-BENCH = Bench(
-    reference,
-    reference,
-    inputs,
-    [{"rows": rows, "n": n, "k": k} for n, k in SHAPES for rows in (1, 8, 16)],
-    lambda x, tiles, splits: x.nbytes + tiles.nbytes + x.shape[0] * sum(splits) * x.element_size(),
-)
+__all__ = ["layout", "reference", "tile"]

@@ -3,7 +3,7 @@
 tiles [row tiles, groups, 68, 32] int16; a tile is 4352 contiguous bytes, a multiple of 128:
 - rows 0..63, one per output row: 32 words; bits 4 i .. 4 i + 3 of word j hold the code of input
   32 i + j, so nibble i of a row is 32 consecutive inputs, in order;
-- rows 64, 65: the 64 scales; rows 66, 67: the 64 minimums; bfloat16 bits.
+- rows 64..67: for each of the 64 rows its scale and its minimum, bfloat16 bits: one 32-bit word.
 Two neighbouring words make a 32-bit register from which one AND and OR per nibble give the two
 neighbouring elements of a tensor core operand. Output rows past n have scale and minimum 0.
 """
@@ -38,10 +38,8 @@ def pack(codes: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
     row_tiles = -(-n // ROWS)
     tiles = words.new_zeros(row_tiles, groups, LINES, WORDS)
     _put(tiles[:, :, :ROWS], words)
-    flat = tiles.flatten(2)
-    for i, t in enumerate((scale, minimum)):
-        start = ROWS * (WORDS + i)
-        _put(flat[:, :, start : start + ROWS, None], t.contiguous().view(torch.int16)[..., None])
+    pairs = torch.stack([scale, minimum], -1).view(torch.int16)
+    _put(tiles.flatten(2)[:, :, ROWS * WORDS :].unflatten(2, (ROWS, 2)), pairs)
     return tiles
 
 
@@ -63,8 +61,7 @@ def codes_of(tiles: Tensor) -> Tensor:
 
 
 def _parameter(tiles: Tensor, which: int) -> Tensor:
-    lines = slice(ROWS + 2 * which, ROWS + 2 * which + 2)
-    bits = tiles[:, :, lines].flatten(2).transpose(1, 2)  # [row tiles, 64, groups]
+    bits = tiles[:, :, ROWS:].flatten(2)[:, :, which::2].transpose(1, 2)  # [row tiles, 64, groups]
     return bits.flatten(0, 1).contiguous().view(torch.bfloat16)
 
 
@@ -99,9 +96,9 @@ def random(n: int, k: int, generator: torch.Generator) -> Tensor:
     tiles = torch.empty(shape, dtype=torch.int16, device=generator.device)
     tiles.random_(-(2**15), 2**15, generator=generator)
     scale = k**-0.5 / (255 / 12) ** 0.5  # the deviation of 0..15 is sqrt(255 / 12)
-    parameters = tiles.view(torch.bfloat16)
-    parameters[:, :, ROWS : ROWS + 2] = scale
-    parameters[:, :, ROWS + 2 :] = -7.5 * scale
+    parameters = tiles.view(torch.bfloat16)[:, :, ROWS:]
+    parameters[..., ::2] = scale
+    parameters[..., 1::2] = -7.5 * scale
     if rest := n % ROWS:  # padding
-        parameters[-1].flatten(1)[:, ROWS * WORDS :].unflatten(1, (2, ROWS))[:, :, rest:] = 0
+        parameters[-1].flatten(1)[:, 2 * rest :] = 0
     return tiles

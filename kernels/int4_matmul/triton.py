@@ -1,10 +1,14 @@
 """Packed tensor-core int4 matmul: weights on the M side of the dot, 16 columns of x on the other.
 
-A program owns 64, 128 or 256 output rows and a fixed range of groups. Per group it turns each
-word into four tensor core operands whose elements are the exact integers 128 + code, runs four
-dots of 32 inputs, and applies scale and minimum to the fp32 accumulator. Rows of x past `rows`
-read as zero. Split sums go to slots, which a second kernel adds in order: tiles, splits and order
-depend on n, k and the device alone, so a row's bits do not depend on the row count.
+One launch a matrix. A program multiplies its stripe of units (plan.py): per group of 128 inputs it
+turns each word into four tensor core operands whose elements are the exact integers 128 + code,
+runs one dot of 128 inputs, and applies scale and minimum to the fp32 accumulator. At the end of a
+block it leaves its sums in its slot and counts itself in; the program that arrives last adds the
+block's slots in order, its own from memory like the others, finishes the block and sets the counter
+back to 0. Rows of x past `rows` read as zero. Nothing depends on the row count, so neither do bits.
+
+Slots and counters are made once per size and kept: launches share them in stream order (kernels/
+gpu.py, `counters`).
 
 PACKED picks the unpacking: inline PTX to bfloat16, or plain arithmetic in fp32, which is what the
 interpreter can run.
@@ -13,7 +17,7 @@ interpreter can run.
 # (Triton's ranges and launch options exist inside its compiler alone.)
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
@@ -21,19 +25,33 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.define import MAX_ROWS, variant
-from kernels.gpu import INTERPRETED, SUPPORT
+from kernels.gpu import INTERPRETED, SUPPORT, counters, power_of_two
 from kernels.gpu import check as check_tensors
 from kernels.int4_matmul.layout import GROUP, LINES, ROWS, TILE, WORDS
-from kernels.int4_matmul.reference import SHAPES, fake
+from kernels.int4_matmul.plan import Plan, plan
+from kernels.int4_matmul.reference import (
+    SHAPES,
+    fake,
+    fake_add_norm,
+    fake_beside,
+    fake_gate_up,
+)
+from kernels.rounding import rounded
 
-FILLED = 0.8  # of the processors, in the last wave of programs
-PER_PROCESSOR = 1.8  # programs, at least: loads of one cover the start of another
+BESIDE_ROWS = 16  # rows of the dense matrix beside, per program
+PLAIN, ADD_NORM, GATE_UP = range(3)
 
 _TILE = tl.constexpr(TILE)
 _ROWS = tl.constexpr(ROWS)
 _WORDS = tl.constexpr(WORDS)
 _GROUP = tl.constexpr(GROUP)
 _COLUMNS = tl.constexpr(MAX_ROWS)  # always: the width of a tensor core operand
+_CHUNK = tl.constexpr(8)  # columns that a block is finished by at a time
+_BESIDE_ROWS = tl.constexpr(BESIDE_ROWS)
+_BESIDE_INPUTS = tl.constexpr(256)
+_PLAIN = tl.constexpr(PLAIN)
+_ADD_NORM = tl.constexpr(ADD_NORM)
+_GATE_UP = tl.constexpr(GATE_UP)
 _UNPACK = tl.constexpr(
     """{
     .reg .b32 t;
@@ -48,38 +66,11 @@ _UNPACK = tl.constexpr(
 )  # two words to four pairs of bfloat16: (word & 15) | 128.0, three times shifted
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a matrix is dealt to programs. Part of the numerics: `splits` orders the sums."""
-
-    row_tiles: int  # 1, 2 or 4 tiles of 64 output rows per program
-    splits: int  # programs that share a block's groups
-    warps: int = 4
-    stages: int = 3
-
-
-@functools.cache
-def plan(row_tiles: int, groups: int, processors: int) -> Plan:
-    """The tallest blocks, and the fewest splits that keep `processors` busy.
-
-    Splits stop where a program would get fewer than four groups.
-    """
-    tall = next(t for t in (4, 2, 1) if row_tiles % t == 0)
-    most = max(1, groups // 4)
-    for splits in range(1, most + 1):
-        programs = row_tiles // tall * splits
-        waves = -(-programs // processors)
-        enough = programs >= PER_PROCESSOR * processors
-        if enough and programs >= FILLED * waves * processors:
-            return Plan(tall, splits)
-    return Plan(tall, most)
-
-
 @triton.jit
 def _unpack(words, PACKED: tl.constexpr):
-    """int16 words [n, 32] -> four [n, 32] of 128 + code, one per nibble."""
+    """int16 words [n, 32] -> two [n, 64] of 128 + code, in the order of the inputs."""
     if PACKED:
-        return tl.inline_asm_elementwise(
+        q0, q1, q2, q3 = tl.inline_asm_elementwise(
             _UNPACK,
             "=r,=r,=r,=r,r",
             [words],
@@ -93,98 +84,323 @@ def _unpack(words, PACKED: tl.constexpr):
         q1 = (((w >> 4) & 15) + 128).to(tl.float32)
         q2 = (((w >> 8) & 15) + 128).to(tl.float32)
         q3 = (((w >> 12) & 15) + 128).to(tl.float32)
-        return q0, q1, q2, q3
+    return _side_by_side(q0, q1), _side_by_side(q2, q3)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _int4_matmul_kernel(
-    x_ptr,  # [rows, k]
-    tiles_ptr,  # int16
-    parameters_ptr,  # the same memory as bfloat16
-    y_ptr,  # [SPLITS, rows, n]
+@triton.jit
+def _side_by_side(a, b):
+    """[n, k] twice -> [n, 2 k], which moves nothing between threads."""
+    return tl.permute(tl.join(a, b), (0, 2, 1)).reshape(a.shape[0], 2 * a.shape[1])
+
+
+@triton.jit
+def _dot(q, x, acc, PACKED: tl.constexpr):
+    if PACKED:
+        return tl.dot(q, x, acc)
+    else:
+        return tl.dot(q, x.to(tl.float32), acc, input_precision="ieee")
+
+
+@triton.jit
+def _multiply(
+    x_ptr,
+    tiles_ptr,
+    parameters_ptr,
+    sums_ptr,
+    tile,  # of the block's first row
+    half,  # tiles from there to the second half's first row
     rows,
-    n,
     groups,
+    first,
+    last,
     ROW_TILES: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SUMS: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
+    DOTS: tl.constexpr,
 ):
-    block = tl.program_id(0)
-    split = tl.program_id(1)
-    first = groups * split // SPLITS
-    last = groups * (split + 1) // SPLITS
-    row = tl.arange(0, ROW_TILES * _ROWS)
-    word = tl.arange(0, _WORDS)
+    """A block's sums over the groups first .. last - 1, [64 ROW_TILES, 16] fp32."""
+    BLOCK: tl.constexpr = ROW_TILES * _ROWS
+    HALF: tl.constexpr = max(ROW_TILES // 2, 1)
+    row = tl.arange(0, BLOCK)
     col = tl.arange(0, _COLUMNS)
-    live = (col < rows)[None, :]
-    tile = ((block * ROW_TILES + row // _ROWS).to(tl.int64) * groups + first) * _TILE
-    words = tiles_ptr + tile[:, None] + (row % _ROWS * _WORDS)[:, None] + word[None, :]
-    parameters = parameters_ptr + tile + _ROWS * _WORDS + row % _ROWS
-    x = x_ptr + col[None, :].to(tl.int64) * (groups * _GROUP) + first * _GROUP + word[:, None]
-    acc = tl.zeros([ROW_TILES * _ROWS, _COLUMNS], tl.float32)
+    live = col < rows
+    start = (tile.to(tl.int64) * groups + first) * _TILE
+    lines = (row // _ROWS % HALF + row // (_ROWS * HALF) * half) * groups * _TILE
+    words = tiles_ptr + start
+    parameters = parameters_ptr + start // 2
+    word = (lines + row % _ROWS * _WORDS)[:, None] + tl.arange(0, _WORDS)[None, :]
+    parameter = lines // 2 + _ROWS * _WORDS // 2 + row % _ROWS
+    x = x_ptr + first * _GROUP
+    x_at = col[None, :] * (groups * _GROUP) + tl.arange(0, _GROUP // DOTS)[:, None]
+    sums = sums_ptr + first
+    acc = tl.zeros([BLOCK, _COLUMNS], tl.float32)
     for _ in tl.range(first, last, num_stages=STAGES):
-        w = tl.load(words)
-        scale = tl.load(parameters).to(tl.float32)
-        minimum = tl.load(parameters + _ROWS).to(tl.float32)
-        x0 = tl.load(x, mask=live, other=0.0)
-        x1 = tl.load(x + _WORDS, mask=live, other=0.0)
-        x2 = tl.load(x + 2 * _WORDS, mask=live, other=0.0)
-        x3 = tl.load(x + 3 * _WORDS, mask=live, other=0.0)
-        f0, f1, f2, f3 = x0.to(tl.float32), x1.to(tl.float32), x2.to(tl.float32), x3.to(tl.float32)
-        total = tl.sum((f0 + f1) + (f2 + f3), axis=0)
-        q0, q1, q2, q3 = _unpack(w, PACKED)
-        if PACKED:
-            d = tl.dot(q0, x0)
-            d = tl.dot(q1, x1, d)
-            d = tl.dot(q2, x2, d)
-            d = tl.dot(q3, x3, d)
+        w = tl.load(words + word)
+        pair = tl.load(parameters + parameter)
+        x0 = tl.load(x + x_at, mask=live[None, :], other=0.0)
+        added = x0.to(tl.float32)
+        low, high = _unpack(w, PACKED)
+        d = tl.zeros([BLOCK, _COLUMNS], tl.float32)
+        if DOTS == 1:
+            d = _dot(_side_by_side(low, high), x0, d, PACKED)
         else:
-            d = tl.dot(q0, f0, input_precision="ieee")
-            d = tl.dot(q1, f1, d, input_precision="ieee")
-            d = tl.dot(q2, f2, d, input_precision="ieee")
-            d = tl.dot(q3, f3, d, input_precision="ieee")
+            x1 = tl.load(x + x_at + _GROUP // 2, mask=live[None, :], other=0.0)
+            added += x1.to(tl.float32)
+            d = _dot(low, x0, d, PACKED)
+            d = _dot(high, x1, d, PACKED)
+        if SUMS:
+            total = tl.load(sums + col * groups, mask=live, other=0.0)
+        else:
+            total = tl.sum(added, axis=0)
+        scale = (pair << 16).to(tl.float32, bitcast=True)
+        minimum = (pair & -65536).to(tl.float32, bitcast=True)
         offset = tl.fma(scale, -128.0, minimum)  # fp32: bfloat16 would cost a quarter of a step
         acc = tl.fma(offset[:, None], total[None, :], acc)
         acc = tl.fma(scale[:, None], d, acc)
         words += _TILE
-        parameters += _TILE
+        parameters += _TILE // 2
         x += _GROUP
-    out = block * (ROW_TILES * _ROWS) + row
-    y = y_ptr + (split * rows + col).to(tl.int64)[None, :] * n + out[:, None]
-    tl.store(y, acc.to(y_ptr.dtype.element_ty), mask=(out < n)[:, None] & live)
+        sums += 1
+    return acc
 
 
 @triton.jit
-def _sum_slots_kernel(slots_ptr, y_ptr, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """y[i] = slots[0, i] + slots[1, i] + ..., in this order."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < size
-    total = tl.load(slots_ptr + i, mask=mask, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(slots_ptr + split * size + i, mask=mask, other=0.0)
-    tl.store(y_ptr + i, total.to(y_ptr.dtype.element_ty), mask=mask)
+def _added(slots_ptr, begin, end, place, live, SLOT: tl.constexpr):
+    """slots[begin] + ... + slots[end - 1] at `place`, in this order."""
+    total = tl.zeros(place.shape, tl.float32)
+    for slot in tl.range(begin, end, loop_unroll_factor=4):
+        total += tl.load(slots_ptr + slot * SLOT + place, live, 0.0, cache_modifier=".cg")
+    return total
 
 
-def check(x: Tensor, tiles: Tensor, splits: list[int], packed: bool) -> None:
-    rows, k = x.shape
-    row_tiles, groups = tiles.shape[:2]
-    check_tensors("int4_matmul", rows, x=x, tiles=tiles)
-    if (
-        k != groups * GROUP
-        or row_tiles != -(-sum(splits) // ROWS)
-        or tiles.shape[2:] != (LINES, WORDS)
-    ):
-        raise ValueError(
-            f"int4_matmul: tiles of shape {tuple(tiles.shape)} do not fit x [{rows}, {k}] and"
-            f" splits {splits}"
+@triton.jit
+def _unit(squares_ptr, col, live, groups, GROUPS: tl.constexpr):
+    """1 / rms of the rows `col`, from their shares; [columns]."""
+    g = tl.arange(0, GROUPS)[None, :]
+    mask = live[:, None] & (g < groups)
+    shares = tl.load(squares_ptr + col[:, None] * groups + g, mask=mask, other=0.0)
+    return tl.rsqrt(tl.where(live, tl.sum(shares, axis=1), 1.0))
+
+
+@triton.jit
+def _beside(
+    x_ptr,
+    weight_ptr,
+    squares_ptr,
+    z_ptr,
+    part,
+    rows,
+    n,
+    groups,
+    SCALED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """16 rows of a dense matrix [n, k] times x."""
+    dtype = z_ptr.dtype.element_ty
+    k = groups * _GROUP
+    row = part * _BESIDE_ROWS + tl.arange(0, _BESIDE_ROWS)
+    col = tl.arange(0, _COLUMNS)
+    live = col < rows
+    i = tl.arange(0, _BESIDE_INPUTS)
+    weight = weight_ptr + row[:, None] * k + i[None, :]
+    x = x_ptr + col[None, :] * k + i[:, None]
+    acc = tl.zeros([_BESIDE_ROWS, _COLUMNS], tl.float32)
+    for start in tl.range(0, k, _BESIDE_INPUTS, num_stages=STAGES):
+        inside = start + i < k
+        w = tl.load(weight, mask=(row < n)[:, None] & inside[None, :], other=0.0)
+        xs = tl.load(x, mask=inside[:, None] & live[None, :], other=0.0)
+        if PACKED:
+            acc = tl.dot(w, xs, acc)
+        else:
+            acc = tl.dot(w.to(tl.float32), xs.to(tl.float32), acc, input_precision="ieee")
+        weight += _BESIDE_INPUTS
+        x += _BESIDE_INPUTS
+    if SCALED:
+        acc = acc * _unit(squares_ptr, col, live, groups, GROUPS)[None, :]
+    z = z_ptr + col[None, :] * n + row[:, None]
+    tl.store(z, rounded(acc, dtype).to(dtype), mask=(row < n)[:, None] & live[None, :])
+
+
+@triton.jit
+def _finish(
+    slots_ptr,
+    begin,
+    end,
+    block,
+    squares_ptr,
+    residual_ptr,
+    gain_ptr,
+    y_ptr,
+    normed_ptr,
+    out_sums_ptr,
+    out_squares_ptr,
+    rows,
+    n,
+    groups,
+    eps,
+    FORM: tl.constexpr,
+    SCALED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add a block's slots and write what the form asks for, a few columns at a time."""
+    dtype = y_ptr.dtype.element_ty
+    SLOT: tl.constexpr = BLOCK * _COLUMNS
+    OUT: tl.constexpr = BLOCK // 2 if FORM == _GATE_UP else BLOCK
+    OUT_GROUPS: tl.constexpr = max(OUT // _GROUP, 1)
+    row = tl.arange(0, OUT)[None, :]
+    out = block * OUT + row
+    for start in tl.range(0, rows, _CHUNK):
+        col = start + tl.arange(0, _CHUNK)
+        live = (col < rows)[:, None] & (row >= 0)
+        place = col[:, None] * BLOCK + row
+        total = _added(slots_ptr, begin, end, place, live, SLOT)
+        if SCALED:
+            r = _unit(squares_ptr, col, col < rows, groups, GROUPS)[:, None]
+            total = total * r
+        at = col[:, None] * n + out
+        if FORM == _PLAIN:
+            tl.store(y_ptr + at, rounded(total, dtype).to(dtype), mask=live & (out < n))
+        else:
+            if FORM == _ADD_NORM:
+                s = tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
+                s = rounded(s + rounded(total, dtype), dtype)
+                tl.store(y_ptr + at, s.to(dtype), mask=live)
+                gain = tl.load(gain_ptr + out).to(tl.float32)
+                h = rounded(s * (1.0 + gain), dtype)
+                tl.store(normed_ptr + at, h.to(dtype), mask=live)
+            else:
+                up = _added(slots_ptr, begin, end, place + OUT, live, SLOT)
+                if SCALED:
+                    up = up * r
+                gate = rounded(total, dtype)
+                h = rounded(gate / (1.0 + tl.exp(-gate)), dtype) * rounded(up, dtype)
+                h = rounded(h, dtype)
+                tl.store(y_ptr + at, h.to(dtype), mask=live)
+            g = block * OUT_GROUPS + tl.arange(0, OUT_GROUPS)[None, :]
+            share = col[:, None] * (n // _GROUP) + g
+            some = (col < rows)[:, None] & (g >= 0)
+            parts = h.reshape(_CHUNK, OUT_GROUPS, OUT // OUT_GROUPS)
+            tl.store(out_sums_ptr + share, tl.sum(parts, axis=2), mask=some)
+            if FORM == _ADD_NORM:
+                parts = (s * s).reshape(_CHUNK, OUT_GROUPS, OUT // OUT_GROUPS)
+                squares = tl.sum(parts, axis=2) / n + tl.where(g == 0, eps, 0.0)
+                tl.store(out_squares_ptr + share, squares, mask=some)
+
+
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["sums_ptr", "squares_ptr"])
+def _int4_matmul_kernel(
+    x_ptr,  # [rows, k]
+    tiles_ptr,  # int16
+    parameters_ptr,  # the same memory as int32
+    sums_ptr,  # [rows, groups] fp32: of x
+    squares_ptr,  # [rows, groups] fp32: x counts times rsqrt of their sum
+    slots_ptr,  # [programs + blocks, 16, 64 ROW_TILES] fp32
+    counters_ptr,  # [blocks] int32, all 0 between launches
+    beside_ptr,  # [beside_n, k]
+    residual_ptr,  # [rows, n]
+    gain_ptr,  # [n]
+    y_ptr,  # [rows, n]
+    z_ptr,  # [rows, beside_n]
+    normed_ptr,  # [rows, n]
+    out_sums_ptr,  # [rows, n / 128]
+    out_squares_ptr,  # [rows, n / 128]
+    rows,
+    n,
+    blocks,
+    groups,
+    beside_n,
+    eps,
+    FORM: tl.constexpr,
+    BESIDE: tl.constexpr,  # programs for the dense matrix, in front
+    SUMS: tl.constexpr,
+    SCALED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ROW_TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
+    DOTS: tl.constexpr,
+):
+    BLOCK: tl.constexpr = ROW_TILES * _ROWS
+    if tl.program_id(0) < BESIDE:
+        _beside(
+            x_ptr,
+            beside_ptr,
+            squares_ptr,
+            z_ptr,
+            tl.program_id(0),
+            rows,
+            beside_n,
+            groups,
+            SCALED,
+            GROUPS,
+            STAGES,
+            PACKED,
         )
-    if (x.data_ptr() | tiles.data_ptr()) % 16:
-        raise ValueError("int4_matmul: tiles and x must start on a multiple of 16 bytes")
-    if packed and x.dtype != torch.bfloat16:
-        raise ValueError(
-            f"int4_matmul: triton multiplies bfloat16, got {x.dtype}; use kernel.int4_matmul=tile"
-        )
+    else:
+        p = tl.program_id(0) - BESIDE
+        programs = tl.num_programs(0) - BESIDE
+        units = blocks * groups
+        from_unit = units * p // programs
+        to_unit = units * (p + 1) // programs
+        row = tl.arange(0, BLOCK)
+        col = tl.arange(0, _COLUMNS)
+        for block in tl.range(from_unit // groups, (to_unit + groups - 1) // groups, num_stages=1):
+            tile = block * ROW_TILES
+            half = ROW_TILES // 2
+            if FORM == _GATE_UP:  # half of the block from the gate's rows, half from up's
+                tile = tile // 2
+                half = blocks * ROW_TILES // 2
+            acc = _multiply(
+                x_ptr,
+                tiles_ptr,
+                parameters_ptr,
+                sums_ptr,
+                tile,
+                half,
+                rows,
+                groups,
+                tl.maximum(from_unit - block * groups, 0),
+                tl.minimum(to_unit - block * groups, groups),
+                ROW_TILES,
+                SUMS,
+                STAGES,
+                PACKED,
+                DOTS,
+            )
+            slot = slots_ptr + (p + block) * (BLOCK * _COLUMNS)
+            place = col[None, :] * BLOCK + row[:, None]
+            tl.store(slot + place, acc, mask=(col < rows)[None, :])
+            tl.debug_barrier()  # all of this program's sums before its arrival
+            start = block * groups
+            first = ((start + 1) * programs - 1) // units  # programs of this block
+            last = ((start + groups) * programs - 1) // units
+            if tl.atomic_add(counters_ptr + block, 1, sem="acq_rel") == last - first:
+                _finish(
+                    slots_ptr,
+                    first + block,
+                    last + block + 1,
+                    block,
+                    squares_ptr,
+                    residual_ptr,
+                    gain_ptr,
+                    y_ptr,
+                    normed_ptr,
+                    out_sums_ptr,
+                    out_squares_ptr,
+                    rows,
+                    n,
+                    groups,
+                    eps,
+                    FORM,
+                    SCALED,
+                    GROUPS,
+                    BLOCK,
+                )
+                tl.store(counters_ptr + block, 0)
 
 
 def processors(device: torch.device) -> int:
@@ -193,36 +409,126 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def slots(
-    x: Tensor, tiles: Tensor, splits: list[int], chosen: Plan, packed: bool, dtype: torch.dtype
-) -> Tensor:
-    """The sums over each split's groups, [chosen.splits, rows, n] in `dtype`."""
-    check(x, tiles, splits, packed)
-    n, rows = sum(splits), x.shape[0]
-    row_tiles, groups = tiles.shape[:2]
-    y = torch.empty(chosen.splits, rows, n, dtype=dtype, device=x.device)
-    if y.numel():
-        _int4_matmul_kernel[(row_tiles // chosen.row_tiles, chosen.splits)](
-            x,
-            tiles,
-            tiles.view(torch.bfloat16),
-            y,
-            rows,
-            n,
-            groups,
-            ROW_TILES=chosen.row_tiles,
-            SPLITS=chosen.splits,
-            STAGES=chosen.stages,
-            PACKED=packed,
-            num_warps=chosen.warps,
+@functools.cache
+def _slots(device: torch.device, n: int) -> Tensor:
+    """Room for n sums that programs of one launch leave each other; kept, since captured graphs
+    hold its address, and shared on the terms of `counters`.
+    """
+    return torch.empty(n, device=device)
+
+
+def _check(
+    operator: str,
+    x: Tensor,
+    tiles: Tensor,
+    n: int,
+    packed: bool,
+    sums: Tensor | None,
+    squares: Tensor | None,
+    **others: Tensor,
+) -> None:
+    rows, k = x.shape
+    shares = {"sums": sums, "squares": squares}
+    given = {name: t for name, t in shares.items() if t is not None}
+    check_tensors(operator, rows, x=x, tiles=tiles, **given, **others)
+    if (
+        tiles.ndim != 4
+        or tiles.shape[1] * GROUP != k
+        or tiles.shape[0] != -(-n // ROWS)
+        or tiles.shape[2:] != (LINES, WORDS)
+    ):
+        raise ValueError(
+            f"{operator}: tiles of shape {tuple(tiles.shape)} do not fit x [{rows}, {k}] and"
+            f" {n} output rows"
         )
-    return y
+    for name, t in given.items():
+        if t.shape != (rows, k // GROUP) or t.dtype != torch.float32:
+            raise ValueError(
+                f"{operator}: {name} must be fp32 of shape {(rows, k // GROUP)}, got {t.dtype} of"
+                f" {tuple(t.shape)}"
+            )
+    for name, t in others.items():
+        if t.dtype != x.dtype:
+            raise ValueError(f"{operator}: {name} must be {x.dtype} as x is, got {t.dtype}")
+    if any(t.data_ptr() % 16 for t in (x, tiles, *others.values())):
+        raise ValueError(f"{operator}: tiles and x must start on a multiple of 16 bytes")
+    if packed and x.dtype != torch.bfloat16:
+        raise ValueError(
+            f"{operator}: triton multiplies bfloat16, got {x.dtype}; use kernel.{operator}=tile"
+        )
+
+
+def _launch(
+    x: Tensor,
+    tiles: Tensor,
+    n: int,
+    chosen: Plan,
+    packed: bool,
+    form: int,
+    sums: Tensor | None,
+    squares: Tensor | None,
+    y: Tensor,
+    z: Tensor | None = None,
+    beside: Tensor | None = None,
+    residual: Tensor | None = None,
+    gain: Tensor | None = None,
+    after: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+    eps: float = 0.0,
+) -> None:
+    """Write y, and z or what comes `after` it: the normed rows, their sums and squares."""
+    row_tiles, groups = tiles.shape[:2]
+    blocks = row_tiles // chosen.row_tiles
+    size = (chosen.programs + blocks) * chosen.row_tiles * ROWS * MAX_ROWS
+    slots = _slots(x.device, power_of_two(size))
+    extra = 0 if beside is None else triton.cdiv(beside.shape[0], BESIDE_ROWS)
+    if not y.numel():
+        return
+
+    def either(t: Tensor | None) -> Tensor:
+        return x if t is None else t
+
+    _int4_matmul_kernel[(chosen.programs + extra,)](
+        x,
+        tiles,
+        tiles.view(torch.int32),
+        slots if sums is None else sums,
+        slots if squares is None else squares,
+        slots,
+        counters(x.device, power_of_two(blocks)),
+        either(beside),
+        either(residual),
+        either(gain),
+        y,
+        either(z),
+        either(after[0]),
+        slots if after[1] is None else after[1],
+        slots if after[2] is None else after[2],
+        x.shape[0],
+        n,
+        blocks,
+        groups,
+        0 if beside is None else beside.shape[0],
+        eps,
+        FORM=form,
+        BESIDE=extra,
+        SUMS=sums is not None,
+        SCALED=squares is not None,
+        GROUPS=power_of_two(groups),
+        ROW_TILES=chosen.row_tiles,
+        STAGES=chosen.stages,
+        PACKED=packed,
+        DOTS=chosen.dots,
+        num_warps=chosen.warps,
+        maxnreg=chosen.registers,
+    )
 
 
 def launch(
     x: Tensor,
     tiles: Tensor,
     splits: list[int],
+    sums: Tensor | None = None,
+    squares: Tensor | None = None,
     chosen: Plan | None = None,
     packed: bool = not INTERPRETED,
 ) -> Tensor:
@@ -230,21 +536,140 @@ def launch(
 
     Packed: x is bfloat16. Plain: fp32 inside, x of any dtype up to fp32.
     """
-    if chosen is None:
-        chosen = plan(*tiles.shape[:2], processors(x.device))
-    stored = x.dtype if packed else torch.float32  # the interpreter truncates where it should round
-    first = slots(x, tiles, splits, chosen, packed, stored if chosen.splits == 1 else torch.float32)
-    if chosen.splits == 1:
-        return first[0].to(x.dtype)
-    y = torch.empty(first.shape[1:], dtype=stored, device=x.device)
-    if y.numel():
-        _sum_slots_kernel[(triton.cdiv(y.numel(), 1024),)](
-            first, y, y.numel(), SPLITS=chosen.splits, BLOCK=1024, num_warps=4
+    n = sum(splits)
+    _check("int4_matmul", x, tiles, n, packed, sums, squares)
+    chosen = chosen or plan(*tiles.shape[:2], processors(x.device))
+    y = x.new_empty(x.shape[0], n)
+    _launch(x, tiles, n, chosen, packed, PLAIN, sums, squares, y)
+    return y
+
+
+def launch_beside(
+    x: Tensor,
+    tiles: Tensor,
+    splits: list[int],
+    weight: Tensor,
+    sums: Tensor | None = None,
+    squares: Tensor | None = None,
+    chosen: Plan | None = None,
+    packed: bool = not INTERPRETED,
+) -> tuple[Tensor, Tensor]:
+    n, rows = sum(splits), x.shape[0]
+    _check("int4_matmul_beside", x, tiles, n, packed, sums, squares, weight=weight)
+    if weight.shape[1:] != x.shape[1:]:
+        raise ValueError(
+            f"int4_matmul_beside: weight of {tuple(weight.shape)} does not fit x {tuple(x.shape)}"
         )
-    return y.to(x.dtype)
+    spare = triton.cdiv(weight.shape[0], BESIDE_ROWS)
+    chosen = chosen or plan(*tiles.shape[:2], processors(x.device), spare=spare)
+    y, z = x.new_empty(rows, n), x.new_empty(rows, weight.shape[0])
+    _launch(x, tiles, n, chosen, packed, PLAIN, sums, squares, y, z, weight)
+    return y, z
 
 
-@variant("int4_matmul", "triton", fake, support=replace(SUPPORT, multiples=SHAPES))
-def int4_matmul(x: Tensor, tiles: Tensor, splits: list[int]) -> Tensor:
-    """x [rows <= 16, k] bfloat16, tiles (layout.py) -> [rows, sum(splits)] in x's dtype."""
-    return launch(x, tiles, splits)
+def launch_add_norm(
+    x: Tensor,
+    tiles: Tensor,
+    residual: Tensor,
+    gain: Tensor,
+    eps: float,
+    sums: Tensor | None = None,
+    chosen: Plan | None = None,
+    packed: bool = not INTERPRETED,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, n = residual.shape
+    _check("int4_add_norm", x, tiles, n, packed, sums, None, residual=residual, gain=gain)
+    if n % GROUP or rows != x.shape[0] or gain.shape != (n,):
+        raise ValueError(
+            f"int4_add_norm: residual of {tuple(residual.shape)}, gain of {tuple(gain.shape)} and x"
+            f" of {tuple(x.shape)} do not fit, or the output is no multiple of {GROUP}"
+        )
+    chosen = chosen or plan(*tiles.shape[:2], processors(x.device), unit=2)
+    s, normed = torch.empty_like(residual), torch.empty_like(residual)
+    shares = [x.new_empty(rows, n // GROUP, dtype=torch.float32) for _ in range(2)]
+    _launch(
+        x,
+        tiles,
+        n,
+        chosen,
+        packed,
+        ADD_NORM,
+        sums,
+        None,
+        s,
+        residual=residual,
+        gain=gain,
+        after=(normed, *shares),
+        eps=eps,
+    )
+    return s, normed, *shares
+
+
+def launch_gate_up(
+    x: Tensor,
+    tiles: Tensor,
+    sums: Tensor | None = None,
+    squares: Tensor | None = None,
+    chosen: Plan | None = None,
+    packed: bool = not INTERPRETED,
+) -> tuple[Tensor, Tensor]:
+    rows, width = x.shape[0], tiles.shape[0] * ROWS // 2
+    _check("int4_gate_up", x, tiles, 2 * width, packed, sums, squares)
+    if width % GROUP:
+        raise ValueError(f"int4_gate_up: {width} outputs are no multiple of {GROUP}")
+    chosen = chosen or plan(*tiles.shape[:2], processors(x.device), unit=4)
+    y = x.new_empty(rows, width)
+    out_sums = x.new_empty(rows, width // GROUP, dtype=torch.float32)
+    after = (None, out_sums, None)
+    _launch(x, tiles, width, chosen, packed, GATE_UP, sums, squares, y, after=after)
+    return y, out_sums
+
+
+WIDTHS = replace(SUPPORT, multiples=SHAPES)
+
+
+@variant("int4_matmul", "triton", fake, support=WIDTHS)
+def int4_matmul(
+    x: Tensor,
+    tiles: Tensor,
+    splits: list[int],
+    sums: Tensor | None = None,
+    squares: Tensor | None = None,
+) -> Tensor:
+    """As the reference, for 1 to 16 rows of bfloat16."""
+    return launch(x, tiles, splits, sums, squares)
+
+
+@variant("int4_matmul_beside", "triton", fake_beside, support=WIDTHS)
+def int4_matmul_beside(
+    x: Tensor,
+    tiles: Tensor,
+    splits: list[int],
+    weight: Tensor,
+    weight_splits: list[int],
+    sums: Tensor | None = None,
+    squares: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As the reference, in one launch, for 1 to 16 rows of bfloat16."""
+    return launch_beside(x, tiles, splits, weight, sums, squares)
+
+
+@variant("int4_add_norm", "triton", fake_add_norm, support=WIDTHS)
+def int4_add_norm(
+    x: Tensor,
+    tiles: Tensor,
+    residual: Tensor,
+    gain: Tensor,
+    eps: float,
+    sums: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """normed = s (1 + gain), rounded once; `squares` hold the shares of mean(s^2) + eps."""
+    return launch_add_norm(x, tiles, residual, gain, eps, sums)
+
+
+@variant("int4_gate_up", "triton", fake_gate_up, support=WIDTHS)
+def int4_gate_up(
+    x: Tensor, tiles: Tensor, sums: Tensor | None = None, squares: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As the reference, for 1 to 16 rows of bfloat16."""
+    return launch_gate_up(x, tiles, sums, squares)

@@ -7,10 +7,10 @@ depend on each other, so one statement serves any row count.
 """
 
 from kernels.gpu import HAS_TRITON
+from kernels.qk_rope_store.reference import as_cached, rotate
 from kernels.qk_rope_store.reference import qk_rope_store as reference
-from kernels.qk_rope_store.reference import rotate
 
 if HAS_TRITON:
     from kernels.qk_rope_store import triton as _triton  # noqa: F401  (registers the variant)
 
-__all__ = ["reference", "rotate"]
+__all__ = ["as_cached", "reference", "rotate"]

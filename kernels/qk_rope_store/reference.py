@@ -20,11 +20,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
+def as_cached(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a cache's dtype: clamped to +-448 and rounded to nearest even where it is float8."""
+    if dtype == torch.float8_e4m3fn:
+        x = x.clamp(-FLOAT8_MAX, FLOAT8_MAX)
+    return x.to(dtype)
+
+
 def store(cache: Tensor, index: Tensor, x: Tensor) -> None:
     """cache [kv_heads, capacity, d] takes x [rows, kv_heads, d] at rows `index`, in place."""
-    x = x.transpose(0, 1)
+    x = as_cached(x.transpose(0, 1), cache.dtype)
     if cache.dtype == torch.float8_e4m3fn:
-        x = x.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(cache.dtype)
         cache, x = cache.view(torch.uint8), x.view(torch.uint8)  # index_copy_ has no float8
     cache.index_copy_(1, index, x)
 

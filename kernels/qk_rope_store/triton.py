@@ -1,5 +1,7 @@
 """One program per row and head: of queries, which also moves the gate, or of keys and values."""
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -106,7 +108,13 @@ def _qk_rope_store(
         _put(v_ptr + cached, col, col < tl.where(room, D, 0), v, FLOAT8)
 
 
-@variant("qk_rope_store", "triton", fake, ("k_cache", "v_cache"), SUPPORT)
+@variant(
+    "qk_rope_store",
+    "triton",
+    fake,
+    ("k_cache", "v_cache"),
+    replace(SUPPORT, powers={"d_head": 2, "rotary": 2}),
+)
 def qk_rope_store(
     qkv: Tensor,
     q_norm: Tensor,

@@ -30,22 +30,30 @@ def rms_norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * _unit(x, eps).to(x.dtype)
 
 
+def times_unit(x: Tensor, squares: Tensor | None) -> Tensor:
+    """x [rows, d] rsqrt(sum(squares)) in x's dtype, squares [rows, parts] fp32; None: x."""
+    if squares is None:
+        return x
+    return (wide(x) * torch.rsqrt(wide(squares).sum(-1, keepdim=True))).to(x.dtype)
+
+
+def fake_unfold(x: Tensor, squares: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@variant("unfold_norm", "reference", fake_unfold)
+def unfold_norm(x: Tensor, squares: Tensor) -> Tensor:
+    """Rows [rows, d] whose norm was left to their reader, normed: x rsqrt(sum(squares))."""
+    return times_unit(x, squares)
+
+
 def fake_add(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
 
 
 @variant("add_rms_norm", "reference", fake_add)
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual sum s = x + delta, rounded once, and its norm with gain 1 + weight.
-
-    delta is [rows, d] in x's dtype, or the parts [parts, rows, d] of a split sum in fp32: these are
-    added in order and rounded to x's dtype first, as an unsplit producer would have rounded.
-    """
-    if delta.ndim > x.ndim:
-        total = wide(delta[0])
-        for part in delta[1:]:
-            total = total + part
-        delta = total.to(x.dtype)
+    """The residual sum s = x + delta, rounded once, and its norm with gain 1 + weight."""
     s = x + delta
     y = _unit(s, eps)
     return s, (y * (1.0 + weight.to(y.dtype))).to(s.dtype)

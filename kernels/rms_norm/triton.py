@@ -1,5 +1,7 @@
 """One program per row, one block per row: the width decides every sum, the row count none."""
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -7,10 +9,11 @@ from torch import Tensor
 
 from kernels.define import variant
 from kernels.gpu import SUPPORT, check, power_of_two
-from kernels.rms_norm.reference import fake, fake_add
+from kernels.rms_norm.reference import fake, fake_add, fake_unfold
 from kernels.rounding import rounded
 
 WIDEST = 16384
+WIDTHS = replace(SUPPORT, most={"d": WIDEST})
 
 
 @triton.jit
@@ -29,33 +32,31 @@ def _rms_norm(x_ptr, weight_ptr, y_ptr, d, eps, PLAIN_GAIN: tl.constexpr, BLOCK:
     tl.store(y_ptr + row * d + col, rounded(y, dtype).to(dtype), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _add_rms_norm(
-    x_ptr,
-    delta_ptr,
-    weight_ptr,
-    s_ptr,
-    y_ptr,
-    rows,
-    d,
-    eps,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+@triton.jit
+def _add_rms_norm(x_ptr, delta_ptr, weight_ptr, s_ptr, y_ptr, d, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < d
     place = row * d + col
     dtype = y_ptr.dtype.element_ty
     delta = tl.load(delta_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        delta = delta + tl.load(delta_ptr + part * rows * d + place, mask=mask, other=0.0)
-    s = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32) + rounded(delta, dtype)
-    s = rounded(s, dtype)
+    s = rounded(tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32) + delta, dtype)
     gain = tl.load(weight_ptr + col, mask=mask, other=0.0).to(tl.float32)
     y = s * tl.rsqrt(tl.sum(s * s, axis=0) / d + eps) * (1.0 + gain)
     tl.store(s_ptr + place, s.to(dtype), mask=mask)
     tl.store(y_ptr + place, rounded(y, dtype).to(dtype), mask=mask)
+
+
+@triton.jit
+def _unfold_norm(x_ptr, squares_ptr, y_ptr, d, parts, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    part = tl.arange(0, PARTS)
+    dtype = y_ptr.dtype.element_ty
+    shares = tl.load(squares_ptr + row * parts + part, mask=part < parts, other=0.0)
+    x = tl.load(x_ptr + row * d + col, mask=col < d, other=0.0).to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(shares, axis=0))
+    tl.store(y_ptr + row * d + col, rounded(y, dtype).to(dtype), mask=col < d)
 
 
 def _block(operator: str, x: Tensor, weight: Tensor) -> dict[str, int]:
@@ -83,33 +84,49 @@ def launch(x: Tensor, weight: Tensor, eps: float, plain: bool) -> Tensor:
     return y
 
 
-@variant("rms_norm", "triton", fake, support=SUPPORT)
+@variant("rms_norm", "triton", fake, support=WIDTHS)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As the reference, for contiguous x of width up to 16384."""
     return launch(x, weight, eps, plain=False)
 
 
-@variant("rms_norm_plain", "triton", fake, support=SUPPORT)
+@variant("rms_norm_plain", "triton", fake, support=WIDTHS)
 def rms_norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As the reference, for contiguous x of width up to 16384."""
     return launch(x, weight, eps, plain=True)
 
 
-@variant("add_rms_norm", "triton", fake_add, support=SUPPORT)
+@variant("add_rms_norm", "triton", fake_add, support=WIDTHS)
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """As the reference, for contiguous x of width up to 16384."""
     check("add_rms_norm", 1, x=x, delta=delta, weight=weight)
-    parts = delta.shape[0] if delta.ndim > x.ndim else 1
-    wanted = torch.float32 if delta.ndim > x.ndim else x.dtype
-    if delta.shape[delta.ndim - x.ndim :] != x.shape or delta.dtype != wanted:
+    if delta.shape != x.shape or delta.dtype != x.dtype:
         raise ValueError(
             f"add_rms_norm: x is {tuple(x.shape)} {x.dtype}; expected delta of that shape and"
-            f" dtype, or fp32 parts of it, got {tuple(delta.shape)} {delta.dtype}"
+            f" dtype, got {tuple(delta.shape)} {delta.dtype}"
         )
     d = x.shape[-1]
     s, y = torch.empty_like(x), torch.empty_like(x)
     block = _block("add_rms_norm", x, weight)
     if x.numel():
-        rows = x.numel() // d
-        _add_rms_norm[(rows,)](x, delta, weight, s, y, rows, d, eps, PARTS=parts, **block)
+        _add_rms_norm[(x.numel() // d,)](x, delta, weight, s, y, d, eps, **block)
     return s, y
+
+
+@variant("unfold_norm", "triton", fake_unfold, support=SUPPORT)
+def unfold_norm(x: Tensor, squares: Tensor) -> Tensor:
+    """As the reference, for contiguous x."""
+    check("unfold_norm", 1, x=x, squares=squares)
+    rows, d = x.shape
+    if squares.shape[0] != rows or squares.dtype != torch.float32:
+        raise ValueError(
+            f"unfold_norm: squares must be fp32 for {rows} rows, got {squares.dtype} of"
+            f" {tuple(squares.shape)}"
+        )
+    y, parts = torch.empty_like(x), squares.shape[1]
+    if y.numel():
+        grid = (rows, triton.cdiv(d, 1024))
+        _unfold_norm[grid](
+            x, squares, y, d, parts, PARTS=power_of_two(parts), BLOCK=1024, enable_fp_fusion=False
+        )
+    return y

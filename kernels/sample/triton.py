@@ -1,5 +1,6 @@
-"""Cut, best of each block, best of the blocks: three launches, every choice read on the device.
+"""Cut, then the best of each block and of the blocks: two launches, choices read on the device.
 
+The last block of a row to finish (an integer counter, left at zero) picks among the blocks' best.
 Greedy rows and rows without cuts leave `_cut` at once. Otherwise it collects the candidates that
 can stay: top-k cannot reach below the k-th best of its lanes' maxima, nor top-p below what the
 smallest possible total leaves over. Bisection over the bits of their scores then finds the score at
@@ -13,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.define import variant
-from kernels.gpu import INTERPRETED, SUPPORT, check, power_of_two
+from kernels.define import MAX_ROWS, variant
+from kernels.gpu import INTERPRETED, SUPPORT, check, counters, power_of_two
 from kernels.rounding import log1p
 from kernels.sample.reference import fake
 
@@ -206,9 +207,12 @@ def _best(
     top_ptr,
     score_ptr,
     token_ptr,
+    out_ptr,
+    arrived_ptr,
     ids,
     stride,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
     row = tl.program_id(1)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -227,20 +231,21 @@ def _best(
         noise = _gumbel(seed_ptr, tl.load(position_ptr) + row, token)
         score = tl.where(stay & real, score + noise, float("-inf"))
     best = tl.max(score, axis=0)
-    place = row * tl.num_programs(0) + tl.program_id(0)
-    tl.store(score_ptr + place, best)
-    tl.store(token_ptr + place, tl.min(tl.where((score == best) & real, token, ids - 1), axis=0))
-
-
-@triton.jit
-def _pick(score_ptr, token_ptr, out_ptr, blocks, BLOCKS: tl.constexpr):
-    row = tl.program_id(0)
-    block = tl.arange(0, BLOCKS)
-    mask = block < blocks
-    score = tl.load(score_ptr + row * blocks + block, mask=mask, other=float("-inf"))
-    token = tl.load(token_ptr + row * blocks + block, mask=mask, other=2147483647)
-    best = tl.max(score, axis=0)
-    tl.store(out_ptr + row, tl.min(tl.where(score == best, token, 2147483647), axis=0).to(tl.int64))
+    blocks = tl.num_programs(0)
+    score_ptr += row * blocks
+    token_ptr += row * blocks
+    tl.store(score_ptr + tl.program_id(0), best)
+    first = tl.min(tl.where((score == best) & real, token, ids - 1), axis=0)
+    tl.store(token_ptr + tl.program_id(0), first)
+    tl.debug_barrier()  # the block's best before its arrival
+    if tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == blocks - 1:
+        tl.store(arrived_ptr + row, 0)
+        block = tl.arange(0, BLOCKS)
+        mask = block < blocks
+        bests = tl.load(score_ptr + block, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        tokens = tl.load(token_ptr + block, mask=mask, other=2147483647, cache_modifier=".cg")
+        winners = tl.where(bests == tl.max(bests, axis=0), tokens, 2147483647)
+        tl.store(out_ptr + row, tl.min(winners, axis=0).to(tl.int64))
 
 
 @variant("sample", "triton", fake, support=SUPPORT)
@@ -297,19 +302,13 @@ def sample(
         top,
         score,
         token,
+        out,
+        counters(logits.device, power_of_two(max(rows, MAX_ROWS))),
         ids,
         logits.stride(0),
         BLOCK=BLOCK,
-        num_warps=8,
-        enable_fp_fusion=False,
-    )
-    _pick[(rows,)](
-        score,
-        token,
-        out,
-        blocks,
         BLOCKS=power_of_two(blocks),
-        num_warps=1,
+        num_warps=8,
         enable_fp_fusion=False,
     )
     return out

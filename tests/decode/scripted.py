@@ -30,7 +30,8 @@ def by_position(seed: int, most: int = 7) -> Plan:
 class Scripted:
     """`truth` holds the whole text that raw decoding gives, prompt included.
 
-    After the right tokens comes one wrong token, then right ones again, which must not count.
+    After the right tokens comes one wrong token, then right ones again, which must not count; past
+    the proposed ones all are wrong.
     """
 
     truth: Tensor
@@ -57,7 +58,8 @@ class Scripted:
         _, state = self.inner.propose(state, feed, sampling)
         proposed, right = self.plan(int(feed.pos))
         first = int(feed.pos) + 1
-        drafts = self.truth[first : first + proposed].clone()
-        if right < len(drafts):
-            drafts[right] = torch.where(drafts[right] == 0, 1, 0)
-        return drafts, state
+        drafts = self.truth[first : first + self.rows - 1].clone()
+        wrong = torch.where(drafts == 0, 1, 0)
+        drafts[right : right + 1] = wrong[right : right + 1]
+        drafts[proposed:] = wrong[proposed:]
+        return torch.cat([drafts, drafts.new_zeros(self.rows - 1 - len(drafts))]), state

@@ -98,9 +98,10 @@ def one_step(
     right: int,
 ) -> tuple[int, State]:
     draft = Scripted(text, lambda pos: (proposed, right), inner(name, variant))
-    chosen, accepted, count, state = step(model(variant), draft, state, s)
-    assert count == proposed and int(accepted) == right
-    assert torch.equal(chosen[: right + 1], text[int(state.feed.pos) - right :][: right + 1])
+    rows = max(2, proposed + 1)  # at least one draft: a step of one row does not ask for any
+    result, logits, state = step(model(variant), draft, state, s, rows)
+    assert len(logits) == rows and result[0] == right + 1
+    assert torch.equal(result[1 : right + 2], text[int(state.feed.pos) - right :][: right + 1])
     return right + 1, state
 
 

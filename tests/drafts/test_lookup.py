@@ -12,7 +12,14 @@ from tr.model.sampling import sampling
 
 
 def after(text: list[int], low: int = 2, high: int = 4) -> list[int]:
-    return find(torch.tensor(text, dtype=torch.int64), low, high).tolist()
+    """What is found; the room past the text's end holds its tokens again, which must not count."""
+    if not text:
+        return []
+    room, last = torch.tensor([*text, *text, 0]), torch.tensor(len(text) - 1)
+    found = find(room, last, low, high, len(text)).tolist()
+    tokens = [t for t in found if t >= 0]
+    assert found == tokens + [-1] * (len(text) - len(tokens))
+    return tokens
 
 
 def test_the_longest_match_wins_over_a_later_one():

@@ -72,8 +72,8 @@ def test_the_chain_by_its_statement(settings):
         if state is None:
             state = prefill(m, draft, init_state(m, draft, 128), PROMPT, s)
         else:
-            _, accepted, _, state = step(m, draft, state, s)
-            assert int(accepted) == right
+            result, _, state = step(m, draft, state, s, TOKENS + 1)
+            assert right is not None and int(result[0]) == right + 1
         feed = state.feed
         drafts, after = real.propose(state.draft, feed, s)
         state = dataclasses.replace(state, draft=after)
@@ -101,7 +101,7 @@ def test_the_cache_holds_the_true_hiddens_pairs():
     state = prefill(m, draft, init_state(m, draft, 128), PROMPT, s)
     for proposed, right, cut in ((5, 5, 6), (5, 2, 3), (5, 5, 2), (3, 0, 1), (5, 4, 4), (0, 0, 1)):
         plan["next"] = proposed, right
-        _, _, _, state = step(m, draft, state, s)
+        _, _, state = step(m, draft, state, s, max(2, proposed + 1))
         state = keep(state, torch.tensor(cut))
     pos = int(state.feed.pos)
     assert pos == len(PROMPT) + 17

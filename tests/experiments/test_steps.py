@@ -4,17 +4,19 @@ import json
 
 import pytest
 import torch
-from torch.utils import _pytree as pytree
 
-from experiments import stepping
+from experiments import repeat, stepping
 from tr import experiment
 from tr.assemble import assemble
+from tr.model.sampling import sampling
 from tr.overrides import load
+from tr.tree import tensors
 
 
 @pytest.fixture(scope="module")
 def model():
-    return assemble(load(["prompt=x"], "generate")).model
+    small = ["model=smoke", "weights=random", "draft=raw", "device=cpu", "prompt=x"]
+    return assemble(load(small, "generate")).model
 
 
 def run(tmp_path, *args):
@@ -50,15 +52,26 @@ def test_verify_cost_is_relative_to_one_row(tmp_path):
 
 
 def test_a_state_in_mid_text_has_random_finite_buffers(model):
-    state = stepping.state_at(model, 700, 4, 1024, seed=1)
-    assert int(state.pos) == 700 and int(state.pending) == 0
-    again = stepping.state_at(model, 700, 4, 1024, seed=1)
-    for a, b in zip(pytree.tree_leaves(state), pytree.tree_leaves(again), strict=True):
-        assert torch.equal(a, b) and torch.isfinite(a).all()
-        assert a.ndim == 0 or a.float().std() > 0
+    state, again = (repeat.state_at(model, 700, 4, 1024, seed=1) for _ in range(2))
+    assert int(state.target.pos) == int(state.feed.pos) == 700
+    for name, x in tensors(state).items():
+        assert torch.equal(x, tensors(again)[name]) and torch.isfinite(x).all()
+        if name.startswith("target.layers"):
+            assert x.float().std() > 0, name
 
 
 def test_timing_steps_stays_at_its_context(model):
-    state = stepping.state_at(model, 100, 4, 512, seed=0)
-    assert stepping.step_ms(model, state, 4, rounds=2) > 0
-    assert int(state.pos) == 100
+    state = repeat.state_at(model, 100, 4, 512, seed=0)
+    for rows in (1, 4):
+        ms, state = stepping.step_ms(model, state, sampling(), rows, rounds=2)
+        assert ms > 0 and int(state.feed.pos) == int(state.target.pos) == 100
+        assert int(state.target.pending) == rows
+
+
+def test_a_card_s_times_say_what_launched_the_steps():
+    config = load(["+exp=decode", "device=cpu"])
+    assert stepping.warnings(config, torch.device("cpu")) == ()
+    (said,) = stepping.warnings(config, torch.device("cuda"))
+    assert "jit=eager: launches by the host" in said
+    config.jit.backend = "cuda_graph"
+    assert stepping.warnings(config, torch.device("cuda")) == ()

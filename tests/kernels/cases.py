@@ -1,46 +1,39 @@
 """Arguments for every operator variant, in shapes that all variants accept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels import registry  # noqa: F401  (registers every variant)
+from kernels.benches import BENCHES
 from kernels.define import VARIANTS, Target, refusal
-from kernels.int4_matmul import layout
+from tr.bench import Draw, Sizes
 from tr.tree import map_tensors
 
-POS, CAPACITY, ROWS = 600, 1024, 16  # a second block of keys is live
-HEADS, KV_HEADS, D_HEAD, ROTARY = 4, 2, 32, 16
-K_HEADS, V_HEADS, D, WIDTH = 2, 6, 32, 4
-CHANNELS, INNER = 2 * K_HEADS * D + V_HEADS * D, V_HEADS * D
-EPS = 1e-6
+ROWS = 16
+HEADS = {"heads": 4, "kv_heads": 2, "d": 32}
+CACHE = {"capacity": 1024, "pos": 600}  # a second block of keys is live
+DELTA = {"k_heads": 2, "v_heads": 6, "d_k": 32, "d_v": 32, "width": 4}
+CUT = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01}  # each cuts something
 
 
 class Case:
-    """How to call one operator: its row inputs, and whatever else it takes, in argument order.
+    """How to call one operator: sizes that all variants accept, and which arguments rows cut.
 
-    `build(draw, dtype)` gives the arguments of a call with ROWS rows; `rows` are the positions of
-    arguments that have a row axis first. `advance` makes the arguments of a call that starts `i`
-    rows later, where that is more than slicing.
+    `rows` are the positions of arguments that have a row axis first, `pos` that of the position of
+    the first row, where there is one.
     """
 
     def __init__(
-        self,
-        build: Callable[[Callable[..., Tensor], torch.dtype], list[Any]],
-        rows: Sequence[int],
-        pos: int | None = None,
+        self, operator: str, sizes: Sizes, rows: Sequence[int] = (0,), pos: int | None = None
     ) -> None:
-        self.build, self.rows, self.pos = build, rows, pos
+        self.operator, self.sizes, self.rows, self.pos = operator, sizes, rows, pos
 
     def arguments(self, dtype: torch.dtype) -> list[Any]:
-        g = torch.Generator().manual_seed(0)
-
-        def draw(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.randn(shape, generator=g).to(dtype)
-
-        return self.build(draw, dtype)
+        """Of a call with ROWS rows."""
+        return BENCHES[self.operator].inputs(Draw("cpu", dtype), ROWS, **self.sizes)
 
     def cut(self, arguments: list[Any], start: int, stop: int) -> list[Any]:
         """The call of rows start .. stop - 1 alone, on copies of everything it may write."""
@@ -52,83 +45,24 @@ class Case:
         return out
 
 
-def _matmul(draw: Callable[..., Tensor], dtype: torch.dtype) -> list[Any]:
-    weight = draw(320, 128) * 128**-0.5
-    return [draw(ROWS, 128), weight, [200, 60, 60]]
-
-
-def _int4_matmul(draw: Callable[..., Tensor], dtype: torch.dtype) -> list[Any]:
-    """Two row blocks, the second one half padding."""
-    tiles = layout.random(200, 256, torch.Generator().manual_seed(1))
-    return [draw(ROWS, 256), tiles, [120, 80]]
-
-
-def _delta(draw: Callable[..., Tensor], dtype: torch.dtype) -> list[Any]:
-    fp32 = torch.float32
-    return [
-        draw(ROWS, CHANNELS + INNER),
-        draw(ROWS, 2 * V_HEADS),
-        draw(CHANNELS, WIDTH) * WIDTH**-0.5,
-        draw(V_HEADS),
-        draw(V_HEADS),
-        1 + 0.1 * draw(D),
-        draw(V_HEADS, D, D, dtype=fp32),
-        draw(WIDTH - 1, CHANNELS),
-        draw(ROWS, CHANNELS),
-        draw(ROWS, K_HEADS, D, dtype=fp32),
-        draw(ROWS, V_HEADS, D, dtype=fp32),
-        draw(ROWS, V_HEADS, dtype=fp32).sigmoid(),
-        torch.tensor(3),
-        EPS,
-    ]
-
-
-def _sample(draw: Callable[..., Tensor], dtype: torch.dtype) -> list[Any]:
-    """Top-k, top-p and min-p all cut something; the last 20 columns are padding."""
-    scalars = [torch.tensor(v) for v in (0.8, 40, 0.9, 0.01)]
-    seed = torch.tensor([12345, 2**32 - 1])
-    return [3 * draw(ROWS, 320), torch.tensor(POS), *scalars, seed, 300]
-
-
-def _caches(draw: Callable[..., Tensor]) -> list[Tensor]:
-    return [draw(KV_HEADS, CAPACITY, D_HEAD) for _ in range(2)]
-
-
 CASES = {
-    "matmul": Case(_matmul, (0,)),
-    "int4_matmul": Case(_int4_matmul, (0,)),
-    "rms_norm": Case(lambda draw, _: [draw(ROWS, 320), draw(320), EPS], (0,)),
-    "rms_norm_plain": Case(lambda draw, _: [draw(ROWS, 320), draw(320), EPS], (0,)),
-    "add_rms_norm": Case(
-        lambda draw, _: [draw(ROWS, 320), draw(ROWS, 320), draw(320), EPS], (0, 1)
-    ),
-    "silu_mul": Case(lambda draw, _: [draw(ROWS, 2 * 192)], (0,)),
-    "qk_rope_store": Case(
-        lambda draw, _: [
-            draw(ROWS, (2 * HEADS + 2 * KV_HEADS) * D_HEAD),
-            draw(D_HEAD),
-            draw(D_HEAD),
-            draw(CAPACITY, ROTARY // 2),
-            draw(CAPACITY, ROTARY // 2),
-            torch.tensor(POS),
-            *_caches(draw),
-            EPS,
-        ],
-        (0,),
-        pos=5,
-    ),
-    "attention_decode": Case(
-        lambda draw, _: [
-            draw(ROWS, HEADS, D_HEAD),
-            draw(ROWS, HEADS * D_HEAD),
-            *_caches(draw),
-            torch.tensor(POS),
-        ],
-        (0, 1),
-        pos=4,
-    ),
-    "gated_delta_step": Case(_delta, (0, 1)),
-    "sample": Case(_sample, (0,), pos=1),
+    case.operator: case
+    for case in (
+        Case("matmul", {"splits": [200, 60, 60], "k": 128}),
+        Case("int4_matmul", {"splits": [120, 80], "k": 256}),  # two row blocks, one half padding
+        Case("int4_matmul_beside", {"splits": [120, 80], "k": 256, "beside": 12}, (0, 5, 6)),
+        Case("int4_add_norm", {"n": 384, "k": 256}, (0, 2, 5)),
+        Case("int4_gate_up", {"n": 512, "k": 256}, (0, 2, 3)),
+        Case("rms_norm", {"d": 320}),
+        Case("rms_norm_plain", {"d": 320}),
+        Case("add_rms_norm", {"d": 320}, (0, 1)),
+        Case("unfold_norm", {"d": 384}, (0, 1)),
+        Case("silu_mul", {"d": 192}),
+        Case("qk_rope_store", {**HEADS, **CACHE, "rotary": 16}, pos=5),
+        Case("attention_decode", {**HEADS, **CACHE}, (0, 1), pos=4),
+        Case("gated_delta_step", {**DELTA, "pending": 3}, (0, 1)),
+        Case("sample", {"vocab": 320, "ids": 300, **CUT}, pos=1),  # 20 columns are padding
+    )
 }
 
 #: too slow in the interpreter at these sizes; smaller in tests/kernels/test_triton.py

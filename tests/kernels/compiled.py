@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction
 
 import kernels.gpu
 from kernels.define import VARIANTS
-from tests.kernels.compiled_cases import BY_ROWS, CASES
+from tests.kernels.compiled_cases import BY_ROWS, CASES, arguments
 
 TYPES = {
     torch.float32: "*fp32",
@@ -32,6 +32,7 @@ TYPES = {
     torch.bfloat16: "*bf16",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.int16: "*i16",
     torch.uint8: "*u8",
     torch.float8_e4m3fn: "*fp8e4nv",
 }
@@ -66,7 +67,8 @@ def specialised(fn: JITFunction, named: dict[str, Any]) -> tuple[dict, dict, dic
             constants[parameter.name] = value
         elif isinstance(value, Tensor):
             signature[parameter.name] = TYPES[value.dtype]
-            attributes[(i,)] = [["tt.divisibility", 16]]
+            if not parameter.do_not_specialize_on_alignment:
+                attributes[(i,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
         else:
@@ -106,17 +108,18 @@ def resources(compiled: Any) -> dict[str, int]:
 def keys() -> dict[str, list[str]]:
     """For each kernel whose rows must agree, the distinct compilations of 1, 8 and 16 rows."""
     found: dict[str, set[str]] = {}
-    for operator, make in BY_ROWS.items():
+    for operator in BY_ROWS:
         for rows in (1, 8, 16):
-            for fn, named, options in record(VARIANTS[operator]["triton"], *make(rows)):
+            calls = record(VARIANTS[operator]["triton"], *arguments(operator, rows))
+            for fn, named, options in calls:
                 key = f"{specialised(fn, named)} {options}"
-                found.setdefault(fn.__name__, set()).add(key)
+                found.setdefault(f"{operator} {fn.__name__}", set()).add(key)
     return {name: sorted(key) for name, key in found.items()}
 
 
 def main(capability: int) -> None:
-    for operator, name, arguments in CASES:
-        for fn, named, options in record(VARIANTS[operator]["triton"], *arguments):
+    for operator, name, made in CASES:
+        for fn, named, options in record(VARIANTS[operator]["triton"], *made):
             figures = resources(build(fn, named, options, capability))
             print(json.dumps({"case": f"{operator} {name}", "kernel": fn.__name__, **figures}))
     print(json.dumps({"keys": keys()}))

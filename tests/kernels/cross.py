@@ -1,7 +1,7 @@
-"""Compiles kernels for cards that are not here and prints what came out, as JSON.
+"""Compiles the int4 kernels for cards that are not here and prints what came out, as JSON.
 
-Run as a program: in a process under Triton's interpreter there is no compiler. Arguments such as
-90:4: a compute capability and the row tiles of a program.
+Run as a program: in a process under Triton's interpreter there is no compiler. Arguments are
+compute capabilities; 90 gets every fused form at the 27B's shapes, the others two of them.
 """
 
 import json
@@ -14,39 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from kernels.int4_matmul import triton as int4
+import kernels.gpu
+from kernels.benches import BENCHES
+from kernels.define import VARIANTS
+from tests.kernels.compiled import build, record
+from tests.kernels.compiled_cases import SHAPE
+from tr.bench import Draw
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-SIGNATURE = {
-    "x_ptr": "*bf16",
-    "tiles_ptr": "*i16",
-    "parameters_ptr": "*bf16",
-    "y_ptr": "*fp32",
-    "rows": "i32",
-    "n": "i32",
-    "groups": "i32",
-}
-
-
-def compiled(capability: int, plan: int4.Plan) -> Any:
-    constants = {
-        "ROW_TILES": plan.row_tiles,
-        "SPLITS": plan.splits,
-        "STAGES": plan.stages,
-        "PACKED": True,
-    }
-    aligned = [0, 1, 2, 3, 5]  # the pointers and n
-    source = ASTSource(
-        int4._int4_matmul_kernel,
-        {**SIGNATURE, **dict.fromkeys(constants, "constexpr")},
-        constexprs=constants,
-        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
-    )
-    target = GPUTarget("cuda", capability, 32)
-    return triton.compile(source, target=target, options={"num_warps": plan.warps})
+FORMS = ("int4_matmul", "int4_matmul_beside", "int4_add_norm", "int4_gate_up")
 
 
 def disassemble(cubin: bytes) -> tuple[str, str]:
@@ -63,10 +40,10 @@ def disassemble(cubin: bytes) -> tuple[str, str]:
 
 
 def main_loop(code: str) -> Counter[str]:
-    """Opcodes of the longest loop that holds matrix instructions."""
+    """Opcodes of the longest innermost loop that holds matrix instructions."""
     labels: dict[str, int] = {}
     instructions: list[str] = []
-    loops: list[list[str]] = []
+    loops: list[range] = []
     for line in code.splitlines():
         if found := re.match(r"\s*(\.L_\w+):", line):
             labels[found[1]] = len(instructions)
@@ -74,21 +51,24 @@ def main_loop(code: str) -> Counter[str]:
             instructions.append(found[1].split(".")[0])
             jump = re.search(r"BRA.*\((\.L_\w+)\)", line)
             if jump and jump[1] in labels:
-                loops.append(instructions[labels[jump[1]] :])
-    matrix = [loop for loop in loops if {"HMMA", "HGMMA"} & set(loop)]
-    return Counter(max(matrix, key=len))
+                loops.append(range(labels[jump[1]], len(instructions)))
+    matrix = [x for x in loops if {"HMMA", "HGMMA"} & set(instructions[x.start : x.stop])]
+    inner = [x for x in matrix if not any(x != y and y[0] in x and y[-1] in x for y in matrix)]
+    longest = max(inner, key=len)
+    return Counter(instructions[longest.start : longest.stop])
 
 
-def report(capability: int, plan: int4.Plan) -> dict[str, Any]:
-    kernel = compiled(capability, plan)
+def report(capability: int, name: str, fn: Any, named: dict, options: dict) -> dict[str, Any]:
+    kernel = build(fn, named, options, capability)
     code, usage = disassemble(kernel.asm["cubin"])
     loop = main_loop(code)
-    weights = plan.row_tiles * 64 * 128 / (plan.warps * 32)
+    weights = named["ROW_TILES"] * 64 * 128 / (options["num_warps"] * 32)
     return {
         "capability": capability,
-        "row_tiles": plan.row_tiles,
-        "warps": plan.warps,
-        "stages": plan.stages,
+        "name": name,
+        "row_tiles": named["ROW_TILES"],
+        "warps": options["num_warps"],
+        "stages": named["STAGES"],
         "wgmma": "wgmma.mma_async" in kernel.asm["ptx"],
         "mma": "mma.sync" in kernel.asm["ptx"],
         "spills": len(re.findall(r"\b(?:STL|LDL)\b", code)),
@@ -101,6 +81,21 @@ def report(capability: int, plan: int4.Plan) -> dict[str, Any]:
     }
 
 
+def main(capabilities: list[int]) -> list[dict[str, Any]]:
+    reports = []
+    for operator in FORMS:
+        bench = BENCHES[operator]
+        for case, sizes in bench.cases(SHAPE).items():
+            if operator == "int4_matmul" and case not in ("attention qkv", "lm_head"):
+                continue  # the others are fused, or a draft's
+            arguments = bench.inputs(Draw("meta"), 1, **sizes)
+            ((fn, named, options),) = record(VARIANTS[operator]["triton"], *arguments)
+            for capability in capabilities:
+                if capability == 90 or operator in ("int4_add_norm", "int4_gate_up"):
+                    reports.append(report(capability, f"{operator} {case}", fn, named, options))
+    return reports
+
+
 if __name__ == "__main__":
-    asked = [map(int, argument.split(":")) for argument in sys.argv[1:]]
-    print(json.dumps([report(capability, int4.Plan(tall, 4)) for capability, tall in asked]))
+    kernels.gpu.INTERPRETED = True  # `check` accepts what is not on a GPU
+    print(json.dumps(main([int(argument) for argument in sys.argv[1:]])))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from kernels.define import VARIANTS
 from kernels.gated_delta_chunk import recurrent, unit
-from tests.kernels.cases import CASES, CHANNELS, COVERED, K_HEADS, ROWS, V_HEADS, D
+from tests.kernels.cases import CASES, COVERED, DELTA, ROWS
 
 TABLE = VARIANTS["gated_delta_step"]
 HERE = [name for operator, name in COVERED if operator == "gated_delta_step"]
@@ -111,10 +111,11 @@ def test_value_heads_read_consecutive_key_heads():
     arguments = CASES["gated_delta_step"].arguments(torch.float32)
     arguments = CASES["gated_delta_step"].cut(arguments, 0, 1)
     changed = [t.clone() if torch.is_tensor(t) else t for t in arguments]
-    changed[0][:, K_HEADS * D + D : 2 * K_HEADS * D] += 1.0  # key head 1
-    a, b = (TABLE["reference"](*x).view(V_HEADS, D) for x in (arguments, changed))
+    k_heads, v_heads, d = DELTA["k_heads"], DELTA["v_heads"], DELTA["d_k"]
+    changed[0][:, k_heads * d + d : 2 * k_heads * d] += 1.0  # key head 1
+    a, b = (TABLE["reference"](*x).view(v_heads, d) for x in (arguments, changed))
     assert torch.equal(a[:3], b[:3]) and not torch.equal(a[3:], b[3:])
-    assert arguments[0].shape[1] == CHANNELS + V_HEADS * D
+    assert arguments[0].shape[1] == 2 * k_heads * d + 2 * v_heads * d
 
 
 def test_tile_refuses_widths_that_do_not_fill_vectors():

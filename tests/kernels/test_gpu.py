@@ -6,9 +6,11 @@ Row counts, places, replay in a captured graph, repeated calls; closeness to the
 import pytest
 import torch
 
+from kernels.benches import BENCHES
 from kernels.define import VARIANTS
-from tests.kernels.cases import CASES, ROWS, outputs
+from tests.kernels.cases import CASES, CUT, ROWS, outputs
 from tests.kernels.compiled_cases import BY_ROWS
+from tests.kernels.compiled_cases import arguments as make
 from tr.testing import assert_as_close
 from tr.tree import map_tensors
 
@@ -18,30 +20,12 @@ FLOAT8 = torch.float8_e4m3fn
 
 def real(operator, cache=torch.bfloat16, pos=3000):
     """Arguments of the 27B's shapes with 16 rows, random, on the device."""
-    g = torch.Generator("cuda").manual_seed(0)
-
-    def fill(x):
-        if not torch.is_tensor(x):
-            return x
-        if not x.is_floating_point():
-            return torch.zeros(x.shape, dtype=x.dtype, device="cuda")
-        return torch.randn(x.shape, generator=g, device="cuda").to(x.dtype)
-
-    make = BY_ROWS[operator]
-    caches = operator in ("attention_decode", "qk_rope_store")
-    arguments = [fill(x) for x in (make(ROWS, cache) if caches else make(ROWS))]
+    caches = {"cache": cache} if operator in ("attention_decode", "qk_rope_store") else {}
+    special = {"gated_delta_step": {"pending": 5}, "sample": CUT}
+    arguments = make(operator, ROWS, "cuda", **caches, **special.get(operator, {}))
     place = CASES[operator].pos
     if place is not None:
         arguments[place].fill_(pos)
-    if operator == "gated_delta_step":
-        arguments[2] *= 0.5
-        arguments[9] = torch.nn.functional.normalize(arguments[9], dim=-1)
-        arguments[11].sigmoid_()
-        arguments[12].fill_(5)
-    if operator == "sample":
-        for i, value in zip((2, 3, 4, 5), (0.8, 40, 0.9, 0.01), strict=True):
-            arguments[i].fill_(value)
-        arguments[6].copy_(torch.tensor([12345, 2**32 - 1]))
     return arguments
 
 
@@ -60,14 +44,14 @@ SETTINGS = [(operator, torch.bfloat16, 3000) for operator in BY_ROWS]
 SETTINGS += [
     ("attention_decode", cache, pos)
     for cache in (torch.bfloat16, FLOAT8)
-    for pos in (0, 57, 4220, 200_000)
+    for pos in (0, 57, 505, 4220, 200_000)
 ]
 SETTINGS += [("qk_rope_store", FLOAT8, 100)]
 
 
 @pytest.mark.parametrize("operator, cache, pos", SETTINGS, ids=str)
 def test_rows_and_places_change_no_bit(operator, cache, pos):
-    """4220 and 57 put a change of the piece length (33 splits of 64 keys and so on) inside."""
+    """Rows at 57 cross a block of keys, at 505 the first fold's blocks, at 4220 a round of them."""
     call = VARIANTS[operator]["triton"]
     arguments = real(operator, cache, pos)
     together = cut(operator, arguments, 0, ROWS)
@@ -117,9 +101,10 @@ def test_as_close_to_float64_as_the_reference(operator):
     arguments = cut(operator, real(operator), 0, 4)
     double = [a.double() if torch.is_tensor(a) and a.is_floating_point() else a for a in arguments]
     reference = VARIANTS[operator]["reference"]
-    exact = outputs(reference(*double))
-    plain = outputs(reference(*map_tensors(torch.clone, arguments)))
-    found = outputs(VARIANTS[operator]["triton"](*map_tensors(torch.clone, arguments)))
+    meaning = BENCHES[operator].meaning
+    exact = meaning(outputs(reference(*double)))
+    plain = meaning(outputs(reference(*map_tensors(torch.clone, arguments))))
+    found = meaning(outputs(VARIANTS[operator]["triton"](*map_tensors(torch.clone, arguments))))
     for a, b, c in zip(found, plain, exact, strict=True):
         assert_as_close(a, b, c)
 

@@ -92,3 +92,32 @@ def test_sizes_that_a_variant_cannot_take_are_refused_before_anything_runs(fast)
     odd = {"int4_matmul": [{"k": 256}, {"k": 200}]}
     with pytest.raises(ValueError, match="needs k to be a multiple of 128, got 200"):
         select("auto", device=HOPPER, sizes=odd)
+
+
+@pytest.mark.parametrize(
+    "sizes, target, reason",
+    [
+        ({"d": 64, "k": 128, "n": 7}, HOPPER, ""),
+        ({"d": 48}, HOPPER, "needs d to be a power of two from 16 on, got 48"),
+        ({"d": 8}, HOPPER, "needs d to be a power of two from 16 on, got 8"),
+        ({"k": 100}, HOPPER, "needs k to be a multiple of 128, got 100"),
+        ({"n": 11}, HOPPER, "takes n up to 10, got 11"),
+        ({"float8": 1}, Target("cuda", (8, 6)), "needs compute capability 8.9 for a float8 cache"),
+        ({"float8": 0}, Target("cuda", (8, 6)), ""),
+        ({"float8": 1}, HOPPER, ""),
+        ({"float8": 1}, TURING, "needs compute capability 8.9 for a float8 cache, this is cuda"),
+        ({}, TURING, "needs compute capability 8.0, this is cuda 7.5"),
+    ],
+    ids=str,
+)
+def test_sizes_that_a_support_states(sizes, target, reason):
+    support = Support(
+        devices=("cuda",),
+        capability=(8, 0),
+        multiples={"k": 128},
+        powers={"d": 16},
+        most={"n": 10},
+        float8=(8, 9),
+    )
+    refused = support.refusal(target, sizes)
+    assert refused.startswith(reason) and bool(refused) == bool(reason)

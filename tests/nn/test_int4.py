@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from kernels.int4_matmul import layout
 from kernels.registry import select
+from tr.nn.formats.dense import dense
 from tr.nn.formats.int4 import Int4, int4, pack, unpack
+from tr.nn.formats.operand import Operand
 from tr.tree import map_tensors, tensors
 
 
@@ -39,8 +41,8 @@ def test_layout_is_what_kernels_read():
     word = int(tiles[1, 1, 5, 7]) & 0xFFFF
     row = codes[64 + 5, 128:]
     assert [(word >> 4 * i) & 15 for i in range(4)] == [int(row[32 * i + 7]) for i in range(4)]
-    bits = tiles[1, 1, 64:].view(torch.bfloat16).flatten()
-    assert torch.equal(bits[:64], scale[64:128, 1]) and torch.equal(bits[64:], minimum[64:128, 1])
+    pairs = tiles[1, 1, 64:].view(torch.bfloat16).flatten().unflatten(0, (64, 2))
+    assert torch.equal(pairs, torch.stack([scale[64:128, 1], minimum[64:128, 1]], -1))
     assert not tiles[2, :, 2:64].any()  # past the last row
     assert not layout.scale_of(tiles)[130:].any() and not layout.minimum_of(tiles)[130:].any()
 
@@ -78,6 +80,39 @@ def test_sequence_and_step_agree_and_blocks_do_not_show(monkeypatch):
     x.requires_grad_()
     packed.sequence(x).sum().backward()
     assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_stacked_matrices_from_one_on():
+    packed = pack(*drawn(330, 256), [128, 64, 138])
+    x = torch.randn(2, 3, 256)
+    assert torch.equal(packed.after(1).sequence(x), packed.sequence(x)[..., 128:])
+    assert torch.equal(packed.after(2).sequence(x), packed.sequence(x)[..., 192:])
+    with pytest.raises(ValueError, match="multiples of 64 rows, got 70"):
+        pack(*drawn(140, 256), [70, 70]).after(1)
+
+
+@pytest.mark.parametrize("choice", ["reference", "tile"])
+@pytest.mark.parametrize("width", [256, 192])  # groups of 128, and a width without them
+def test_fused_forms_are_their_parts(choice, width):
+    """On a CPU bit by bit: the norm is finished, the sums only ride along."""
+    ops, eps = select(choice), 1e-6
+    gate_up = pack(*drawn(2 * width, 128), [width, width])
+    out = pack(*drawn(width, 256, 1), [width])
+    x = Operand(x=torch.randn(5, 128).bfloat16())
+    h = gate_up.gate_up(x, ops)
+    assert torch.equal(h.x, ops.silu_mul(gate_up.step(x.x, ops)))
+    mixed, residual = torch.randn(5, 256).bfloat16(), torch.randn(5, width).bfloat16()
+    gain = torch.randn(width).bfloat16()
+    s, y = out.add_norm(Operand(x=mixed), residual, gain, eps, ops)
+    want = ops.add_rms_norm(residual, out.step(mixed, ops), gain, eps)
+    assert torch.equal(s, want[0]) and torch.equal(y.whole(ops), want[1])
+    if width == 256:
+        assert h.sums is not None and y.squares is not None
+        head = pack(*drawn(64, 256, 2), [64])
+        assert torch.equal(head.project(y, ops), head.step(want[1], ops))
+        ba = dense([4, 4], 256, torch.Generator().manual_seed(0), torch.bfloat16)
+        a, b = head.project_beside(y, ba, ops)
+        assert torch.equal(a, head.step(want[1], ops)) and torch.equal(b, ba.step(want[1], ops))
 
 
 def test_random_weights_have_the_deviation_of_a_dense_matrix():

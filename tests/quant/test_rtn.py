@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.registry import select
 from tests.model.small import CAPACITY, CONFIG, random_mtp, random_params, random_tokens
-from tr.model import text
+from tr.model import mtp, text
 from tr.nn.formats.dense import Dense
 from tr.nn.formats.int4 import Int4
 from tr.quant import rtn
@@ -99,6 +100,48 @@ def _restored(params):
         return Dense(weight=x.weight(torch.float32), splits=x.splits) if isinstance(x, Int4) else x
 
     return pytree.tree_map(dense, params, is_leaf=lambda x: isinstance(x, Int4))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_random_codes_make_the_model_that_quantising_makes(tied):
+    """The same kinds and shapes by name, deterministic by seed, and no wide matrix on the way."""
+    config = dataclasses.replace(SHAPE, tie_embeddings=tied)
+
+    def made(seed):
+        g = torch.Generator().manual_seed(seed)
+        with Widest() as widest:
+            params = text.init(config, g, torch.bfloat16, rtn.random)
+            head = mtp.init(config, g, torch.bfloat16, rtn.random)
+        assert widest.numbers <= config.vocab * config.d_model  # the embedding's own block
+        return rtn.quantise_all(params)[0], rtn.quantise_all(head)[0]
+
+    g = torch.Generator().manual_seed(0)
+    dense = text.init(config, g, torch.bfloat16), mtp.init(config, g, torch.bfloat16)
+    assert config.d_ff * 2 * config.d_model > config.vocab * config.d_model
+    for a, b, again, other in zip(dense, made(0), made(0), made(1), strict=True):
+        want, got = tensors(rtn.quantise_all(a)[0]), tensors(b)
+        assert {k: (t.shape, t.dtype) for k, t in want.items()} == {
+            k: (t.shape, t.dtype) for k, t in got.items()
+        }
+        assert all(torch.equal(t, tensors(again)[k]) for k, t in got.items())
+        tiles = [k for k in got if k.endswith(".tiles")]
+        assert tiles and not any(torch.equal(got[k], tensors(other)[k]) for k in tiles)
+    logits = text.step(
+        made(0)[0], text.init_state(made(0)[0], CAPACITY, 4), random_tokens(4), select()
+    )[0].logits
+    assert logits.isfinite().all() and logits.float().std() > 0
+
+
+class Widest(TorchDispatchMode):
+    """Watches the largest floating tensor that is made; views of int16 words are none."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.is_floating_point() and not out._is_view():
+            self.numbers = max(self.numbers, out.numel())
+        return out
 
 
 def test_refusals():

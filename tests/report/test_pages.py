@@ -71,7 +71,7 @@ def test_plots_have_data_labels_and_units():
 def test_a_plot_without_data_is_left_out():
     raw = {name: {"raw_tokens_per_s": 51.0} for name in FAMILIES}
     assert list(plots.plots(verify(raw))) == ["tokens_per_s"]
-    assert plots.plots(verify(experiment="decode")) == {}
+    assert plots.plots(verify(experiment="plan")) == {}
 
 
 def test_the_command_writes_a_report(tmp_path, capsys):

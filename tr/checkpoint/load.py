@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from tr.checkpoint.files import Folder, open_folder
 from tr.checkpoint.inventory import Plan, match
@@ -22,9 +23,12 @@ from tr.checkpoint.metadata import (
 from tr.checkpoint.names import Table, target_table
 from tr.model import mtp, text
 from tr.model.config import ModelConfig
-from tr.tree import map_tensors, replace_tensors, tensors, tree
+from tr.nn.formats.dense import Dense
+from tr.nn.formats.matrix import Matrix
+from tr.tree import map_tensors, tensors, tree
 
 T = TypeVar("T")
+Arrive = Callable[[str, Dense], Matrix]
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,19 @@ def load_target(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     with_mtp: bool = True,
+    arrive: Arrive | None = None,
 ) -> Target:
     """Load a Hugging Face folder; `dtype` None means the one its config.json declares.
 
     The multi-token-prediction head is read where the config has one and `with_mtp` asks for it.
+    `arrive` (name, matrix) may put a matrix into another format as soon as it is on the device,
+    before the next one is read.
     Raises FileNotFoundError and ValueError naming the file or tensor and what to do.
     """
     folder = Path(folder)
     files = open_folder(folder)
-    raw = read_json(folder / "config.json")
-    refuse_quantized(raw)
-    config = ModelConfig.from_hf(raw)
-    dtype = dtype or stored_dtype(raw)
+    config = read_shape(folder)
+    dtype = dtype or stored_dtype(read_json(folder / "config.json"))
     eos, warnings = read_eos(folder)
     outside = [i for i in eos if i >= config.vocab]
     if outside:
@@ -79,7 +84,7 @@ def load_target(
     )
     rope = text.tables(config, dtype, str(device))
     shapes = dataclasses.replace(shapes, text=dataclasses.replace(shapes.text, rope=rope))
-    weights, plan = _load(files, shapes, target_table(config, with_mtp), device)
+    weights, plan = _load(files, shapes, target_table(config, with_mtp), device, arrive)
     if plan.rounded:
         warnings += (
             f"{len(plan.rounded)} tensors are stored wider than {dtype_name(dtype)} and were "
@@ -88,13 +93,26 @@ def load_target(
     return Target(config, weights.text, weights.mtp, eos, plan.skipped, warnings)
 
 
-def load_into(folder: Path | str, params: T, table: Table, device: torch.device | str = "cpu") -> T:
+def read_shape(folder: Path | str) -> ModelConfig:
+    """The model's shape from a folder's config.json; raises as `load_target`."""
+    raw = read_json(Path(folder) / "config.json")
+    refuse_quantized(raw)
+    return ModelConfig.from_hf(raw)
+
+
+def load_into(
+    folder: Path | str,
+    params: T,
+    table: Table,
+    device: torch.device | str = "cpu",
+    arrive: Arrive | None = None,
+) -> T:
     """`params` with every tensor of `table` read from `folder`, in that tensor's shape and dtype.
 
     Tensors of the table are not read from `params`, so they may be on the meta device (`skeleton`);
     the others move to `device`. Raises as `load_target`.
     """
-    return _load(open_folder(Path(folder)), params, table, device)[0]
+    return _load(open_folder(Path(folder)), params, table, device, arrive)[0]
 
 
 def skeleton(build: Callable[[torch.Generator], T]) -> T:
@@ -104,18 +122,36 @@ def skeleton(build: Callable[[torch.Generator], T]) -> T:
     return map_tensors(lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), params)
 
 
-def _load(files: Folder, params: T, table: Table, device: torch.device | str) -> tuple[T, Plan]:
+def _load(
+    files: Folder,
+    params: T,
+    table: Table,
+    device: torch.device | str,
+    arrive: Arrive | None = None,
+) -> tuple[T, Plan]:
     plan = match(params, table, files.entries)
-    new = {}
-    for key, tensor in tensors(params).items():
+
+    def place(key: str, tensor: Tensor) -> Tensor:
         if key in plan.reads:
-            new[key] = _fill(files, plan.reads[key], tensor, device)
-        else:
-            assert not tensor.is_meta, f"{key} is on the meta device and in no file"
-            new[key] = tensor.to(device)
+            return _fill(files, plan.reads[key], tensor, device)
+        assert not tensor.is_meta, f"{key} is on the meta device and in no file"
+        return tensor.to(device)
+
+    leaves, spec = pytree.tree_flatten_with_path(params, is_leaf=lambda x: isinstance(x, Dense))
+    new = []
+    for path, leaf in leaves:
+        key = pytree.keystr(path).lstrip(".")
+        if isinstance(leaf, Dense):
+            leaf = dataclasses.replace(leaf, weight=place(f"{key}.weight", leaf.weight))
+            leaf = arrive(key, leaf) if arrive else leaf
+        elif isinstance(leaf, Tensor):
+            leaf = place(key, leaf)
+        new.append(leaf)
+    loaded = pytree.tree_unflatten(new, spec)
+    held = tensors(loaded)
     for name, key in plan.copies.items():
-        _check_copy(files.read(name), new[key], name, plan.reads[key][0])
-    return replace_tensors(params, new), plan
+        _check_copy(files.read(name), held[key], name, plan.reads[key][0])
+    return loaded, plan
 
 
 def _fill(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tr.decode.step import Model, State, init_state, keep, prefill, step
+from tr.decode.step import Model, State, init_state, keep, not_finite, prefill
 from tr.drafts.base import Draft
 from tr.model.sampling import Sampling
 
@@ -75,28 +75,31 @@ def advance(
     After any stop the stream stands exactly at the last yielded token: the rows behind it are
     committed, those past it are gone, and a further `advance` goes on as if never stopped.
     """
-    made = 0
+    made, pos = 0, stream.pos
     while not counts.stop:
-        room = stream.capacity - stream.pos
+        room = stream.capacity - pos
         if made >= max_tokens or room < 1:
             counts.stop = "length" if made >= max_tokens else "window"
             return
         began = time.perf_counter()
+        rows = max(1, min(stream.draft.rows, stream.draft.reach - pos, room))
         with torch.inference_mode():
-            chosen, accepted, proposed, stream.state = step(
-                stream.model, stream.draft, stream.state, stream.sampling
+            result, _, stream.state = stream.model.step(
+                stream.draft, stream.state, stream.sampling, rows
             )
-            n = int(accepted)
-            tokens = chosen[: n + 1].tolist()
-            ends = [i for i, token in enumerate(tokens) if token in eos]
-            cut = min(ends[0] + 1 if ends else n + 1, max_tokens - made)
-            if cut <= n:
-                tokens = tokens[:cut]
-                stream.state = keep(stream.state, accepted.new_tensor(cut))
+            n, *tokens = result.tolist()  # the step's only wait for the device
+            if not n:
+                raise not_finite(pos + 1)
+            ends = [i for i, token in enumerate(tokens[:n]) if token in eos]
+            cut = min(ends[0] + 1 if ends else n, max_tokens - made)
+            if cut < n:
+                stream.state = keep(stream.state, result.new_tensor(cut))
+        tokens = tokens[:cut]
+        pos += cut
         counts.seconds += time.perf_counter() - began
         counts.kept.append(len(tokens))
-        counts.proposed.append(proposed)
-        counts.accepted.append(n)
+        counts.proposed.append(rows - 1)
+        counts.accepted.append(n - 1)
         counts.tokens += tokens
         made += len(tokens)
         if tokens[-1] in eos:

@@ -5,6 +5,7 @@ the target's own choice, and a draft is accepted exactly where it equals that ch
 cannot depend on the draft.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +35,23 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A target ready to decode. `ids` real tokens; `step` is `text.step` through a jit backend."""
+    """A target ready to decode. `ids` real tokens; `compiled` is `step` through a jit backend."""
 
     params: text.Params
     ops: Ops
     ids: int
-    step: Any
+    compiled: Callable[..., tuple[Tensor, Tensor, State]]
 
     @classmethod
     def build(cls, params: text.Params, ops: Ops, ids: int, backend: str = "eager") -> "Model":
-        return cls(params, ops, ids, jit(text.step, backend))
+        device = params.norm.device
+        return cls(params, ops, ids, jit(step, backend, "state", ("sampling",), device))
+
+    def step(
+        self, draft: Draft, state: State, sampling: Sampling, rows: int
+    ) -> tuple[Tensor, Tensor, State]:
+        """`step` below; under a graph backend its tensors are overwritten by the next call."""
+        return self.compiled(self, draft, state, sampling, rows)
 
 
 def init_state(model: Model, draft: Draft, capacity: int) -> State:
@@ -90,6 +98,8 @@ def prefill(
         hidden, taps, target = text.prefill(model.params, target, chunk, draft.taps)
         kept = draft.prime(kept, chunk, hidden, taps, pos)
     logits = model.params.head.sequence(hidden[-1:])
+    if not finite(model, logits):
+        raise not_finite(int(target.pos))
     anchor = draw(model, logits, target.pos, sampling)[0]
     feed.history[done : done + len(prompt)] = prompt
     feed.history[done + len(prompt)] = anchor
@@ -101,33 +111,35 @@ def prefill(
 
 
 def step(
-    model: Model, draft: Draft, state: State, sampling: Sampling
-) -> tuple[Tensor, Tensor, int, State]:
-    """One round, as long as the draft and the window allow; `state` comes back committed.
+    model: Model, draft: Draft, state: State, sampling: Sampling, rows: int
+) -> tuple[Tensor, Tensor, State]:
+    """One round of `rows` rows, the anchor and rows - 1 drafts; `state` comes back committed.
 
-    `state` is donated and must have room for one more token.
+    `state` is donated and must have room for as many tokens; nothing is read on the host.
 
-    Returns the new tokens (accepted drafts, then the target's own), the number of accepted drafts
-    as a tensor, how many were proposed, and the state. `keep` cuts it shorter afterwards.
+    Returns int64 [1 + rows], how many rows were kept and then each row's token, of which the kept
+    ones are new; the logits [rows, vocab]; and the state. A logit of a real token that is not a
+    finite number keeps no row: the text stays as it was. `keep` cuts a step shorter afterwards.
     """
     feed = state.feed
-    pos, capacity = int(feed.pos), len(feed.history) - 1
-    limit = min(draft.rows, draft.reach - pos, capacity - pos)
-    if limit > 1:
-        drafts, kept = draft.propose(state.draft, feed, sampling)
-        drafts = drafts[: limit - 1]
-    else:
-        drafts, kept = feed.history[:0], state.draft
-    feed.count.zero_()
-    tokens = torch.cat([feed.anchor[None], drafts])
-    rows, target = model.step(model.params, state.target, tokens, model.ops, draft.taps)
-    chosen = draw(model, rows.logits, target.pos + 1, sampling)
-    accepted = accept(drafts, chosen)
-    feed.hidden[: len(tokens)] = rows.hidden
-    feed.taps[: len(tokens)] = rows.taps
-    feed.history[pos + 1 : pos + 1 + len(tokens)] = chosen
-    state = State(target=target, draft=kept, feed=feed)
-    return chosen, accepted, len(drafts), keep(state, accepted + 1)
+    tokens, kept = feed.anchor[None], state.draft
+    if rows > 1:
+        drafts, kept = draft.propose(kept, feed, sampling)
+        tokens = torch.cat([tokens, drafts[: rows - 1]])
+    out, target = text.step(model.params, state.target, tokens, model.ops, draft.taps)
+    first = feed.pos + 1
+    chosen = draw(model, out.logits, first, sampling)
+    count = finite(model, out.logits).long()
+    places = first[None]
+    if rows > 1:
+        count = count * (accept(tokens[1:], chosen) + 1)
+        places = first + torch.arange(rows, device=first.device)
+    feed.hidden[:rows] = out.hidden
+    if draft.taps:
+        feed.taps[:rows] = out.taps
+    feed.history.index_copy_(0, places, chosen)
+    state = keep(State(target=target, draft=kept, feed=feed), count)
+    return torch.cat([count[None], chosen]), out.logits, state
 
 
 def keep(state: State, rows: Tensor) -> State:
@@ -137,10 +149,10 @@ def keep(state: State, rows: Tensor) -> State:
     block. The rows past the cut leave no trace that anything reads.
     """
     feed = state.feed
-    feed.pos.add_(rows - feed.count)
+    feed.pos.copy_(text.commit(state.target, rows).pos)
     feed.count.copy_(rows)
     feed.anchor.copy_(feed.history.index_select(0, feed.pos[None])[0])
-    return State(target=text.commit(state.target, rows), draft=state.draft, feed=feed)
+    return state
 
 
 @typed
@@ -150,16 +162,21 @@ def accept(drafts: Int64[Tensor, " drafts"], chosen: Int64[Tensor, " rows"]) -> 
 
 
 def draw(model: Model, logits: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
-    """The target's token for each row of logits; row i's stands at position + i.
-
-    Raises ValueError where a logit is not a finite number.
-    """
-    if not torch.isfinite(logits[:, : model.ids]).all():
-        raise ValueError(
-            f"logits at position {int(position)} are not finite; the weights or the cache are"
-            " damaged: check the checkpoint, or run kernel=reference"
-        )
+    """The target's token for each row of logits; row i's stands at position + i."""
     s = sampling
     return model.ops.sample(
         logits, position, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, model.ids
+    )
+
+
+def finite(model: Model, logits: Tensor) -> Tensor:
+    """Whether every real token's logit is a finite number, as a tensor on the device."""
+    low, high = torch.aminmax(logits[:, : model.ids])
+    return (low > -torch.inf) & (high < torch.inf)
+
+
+def not_finite(position: int) -> ValueError:
+    return ValueError(
+        f"logits at position {position} are not finite; the weights or the cache are"
+        " damaged: check the checkpoint, or run kernel=reference"
     )

@@ -80,5 +80,9 @@ class Draft(Protocol):
     def propose(
         self, state: Any, feed: Feed, sampling: Sampling
     ) -> tuple[Int64[Tensor, " drafts"], Any]:
-        """At most rows - 1 tokens for positions pos + 1, pos + 2, ...; `state` is donated."""
+        """rows - 1 tokens for positions pos + 1, pos + 2, ...; `state` is donated.
+
+        Nothing is read on the host: how many are used is the caller's choice. A step of one row
+        does not ask, and the text ends before a draft is asked again.
+        """
         ...

@@ -126,17 +126,16 @@ def walk(
     in, which makes the draft agree with the target's draw almost as often as their laws overlap.
     """
     s = params.selector
-    heat = float(sampling.temperature)
     ahead = s.projection.sequence(hidden)  # [rows, rank]
     successors = F.embedding(best, s.successor)  # [rows, n, rank]
     drawn = scores.float()
-    if heat:
-        noise = [gumbel(sampling.seed, pos + 1 + i, row) for i, row in enumerate(best)]
-        drawn = drawn + heat * torch.stack(noise)
-    path, token = [], anchor
+    if not sampling.greedy:
+        at = pos + 1 + torch.arange(len(best), device=best.device)
+        drawn = drawn + sampling.temperature * gumbel(sampling.seed, at[:, None], best)
+    path, token = [], anchor[None]
     for i in range(len(best)):
-        key = s.predecessor[token] * ahead[i]
-        pick = (drawn[i] + (successors[i] @ key).float()).argmax()
-        token = best[i, pick]
+        key = s.predecessor.index_select(0, token)[0] * ahead[i]
+        pick = (drawn[i] + (successors[i] @ key).float()).argmax(0, keepdim=True)
+        token = best[i].index_select(0, pick)
         path.append(token)
-    return torch.stack(path)
+    return torch.cat(path)

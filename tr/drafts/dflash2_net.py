@@ -18,6 +18,7 @@ from kernels.qk_rope_store import rotate
 from kernels.rms_norm import rms_norm_plain
 from tr.nn import mlp
 from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.matrix import Make, Matrix
 from tr.nn.rope import Rope, rope
 from tr.tree import static, tree, typed
 
@@ -133,16 +134,16 @@ class Conv:
     """Block-local causal convolution, taps depend on the row; sides: before, after a sublayer."""
 
     base: Float[Tensor, "side=2 width d_model"]
-    projection: Dense  # [2 width groups, d_model], laid out [side, tap, group]
+    projection: Matrix  # [2 width groups, d_model], laid out [side, tap, group]
 
 
 @tree
 class Layer:
     input_norm: Float[Tensor, " d_model"]
-    qkv: Dense  # [heads d_head + 2 kv_heads d_head, d_model]
+    qkv: Matrix  # [heads d_head + 2 kv_heads d_head, d_model]
     q_norm: Float[Tensor, " d_head"]
     k_norm: Float[Tensor, " d_head"]
-    out: Dense
+    out: Matrix
     attention_conv: Conv
     post_norm: Float[Tensor, " d_model"]
     mlp: mlp.Params
@@ -151,14 +152,14 @@ class Layer:
 
 @tree
 class Selector:
-    projection: Dense  # [rank, d_model]
+    projection: Matrix  # [rank, d_model]
     predecessor: Float[Tensor, "vocab rank"]
     successor: Float[Tensor, "vocab rank"]
 
 
 @tree
 class Params:
-    fc: Dense  # [d_model, taps d_model]
+    fc: Matrix  # [d_model, taps d_model]
     hidden_norm: Float[Tensor, " d_model"]
     layers: tuple[Layer, ...]
     norm: Float[Tensor, " d_model"]
@@ -175,7 +176,7 @@ class Context:
     v: Float[Tensor, "batch kv_heads keys d_head"]
 
 
-def init(c: Config, generator: torch.Generator, dtype: torch.dtype) -> Params:
+def init(c: Config, generator: torch.Generator, dtype: torch.dtype, make: Make = dense) -> Params:
     """Convolutions start as the identity, codebooks small: DFlash 2 begins as DFlash 1."""
     device = generator.device
 
@@ -197,18 +198,18 @@ def init(c: Config, generator: torch.Generator, dtype: torch.dtype) -> Params:
         inner, kv = c.heads * c.d_head, c.kv_heads * c.d_head
         return Layer(
             input_norm=ones(c.d_model),
-            qkv=dense([inner, kv, kv], c.d_model, generator, dtype),
+            qkv=make([inner, kv, kv], c.d_model, generator, dtype),
             q_norm=ones(c.d_head),
             k_norm=ones(c.d_head),
-            out=dense([c.d_model], inner, generator, dtype),
+            out=make([c.d_model], inner, generator, dtype),
             attention_conv=conv(),
             post_norm=ones(c.d_model),
-            mlp=mlp.init(c.d_model, c.d_ff, generator, dtype),
+            mlp=mlp.init(c.d_model, c.d_ff, generator, dtype, make),
             mlp_conv=conv(),
         )
 
     return Params(
-        fc=dense([c.d_model], len(c.taps) * c.d_model, generator, dtype),
+        fc=make([c.d_model], len(c.taps) * c.d_model, generator, dtype),
         hidden_norm=ones(c.d_model),
         layers=tuple(layer() for _ in range(c.layers)),
         norm=ones(c.d_model),
@@ -234,7 +235,7 @@ def context(
     cos, sin = params.rope.cos[positions], params.rope.sin[positions]
     out = []
     for p in params.layers:
-        kv = F.linear(x, p.qkv.weight[p.qkv.splits[0] :])
+        kv = p.qkv.after(1).sequence(x)
         k, v = (t.unflatten(-1, (c.kv_heads, c.d_head)) for t in kv.chunk(2, -1))
         k = rotate(rms_norm_plain(k, p.k_norm, c.eps), cos, sin)
         out.append(Context(k=k.transpose(1, 2), v=v.transpose(1, 2)))
@@ -301,7 +302,7 @@ def _conv(p: Conv, c: Config, side: int, dynamic: Tensor, z: Tensor) -> Tensor:
     return out.flatten(1, 2)
 
 
-def logits(params: Params, head: Dense, hidden: Tensor, ids: int) -> Tensor:
+def logits(params: Params, head: Matrix, hidden: Tensor, ids: int) -> Tensor:
     """Draft logits [..., vocab] of hidden [..., d_model]; -inf past the `ids` real tokens."""
     c = params.config
     y = head.sequence(hidden) * c.output_multiplier

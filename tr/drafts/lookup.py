@@ -1,7 +1,8 @@
 """Prompt lookup: copy what followed the text's last tokens where they stood before.
 
 The longest match of at least `ngram_min` and at most `ngram_max` tokens wins, the most recent one
-among equals. A match may overlap the suffix, so a period is found at its own distance.
+among equals. A match may overlap the suffix, so a period is found at its own distance. A step has
+one number of rows whatever was found: where nothing was, token 0 is guessed.
 """
 
 from dataclasses import dataclass
@@ -25,28 +26,25 @@ class Lookup(Stateless):
         return self.tokens + 1
 
     def propose(self, state: None, feed: Feed, sampling: Sampling) -> tuple[Tensor, None]:
-        text = feed.history[: int(feed.pos) + 1]
-        return find(text, self.ngram_min, self.ngram_max)[: self.tokens], None
+        found = find(feed.history, feed.pos, self.ngram_min, self.ngram_max, self.tokens)
+        return found.clamp(min=0), None
 
 
-def find(text: Tensor, ngram_min: int, ngram_max: int) -> Tensor:
-    """The tokens after the best earlier match of text's suffix; empty if there is none.
+def find(text: Tensor, last: Tensor, ngram_min: int, ngram_max: int, count: int) -> Tensor:
+    """The `count` tokens after the best earlier match of the suffix of text[: last + 1].
 
-    text int64 [n]. Position e matches with length m if text[e - m + 1 .. e] equals the suffix.
+    text int64 [n], last an index of it. Position e matches with length m if text[e - m + 1 .. e]
+    equals the suffix. -1 stands past the text's end, and everywhere if there is no match.
     """
-    last = len(text) - 1
-    if last < ngram_min:
-        return text[:0]
-    ends = torch.arange(last, device=text.device)
+    ends = torch.arange(len(text), device=text.device)
+    alive = ends < last
     length = torch.zeros_like(ends)
-    alive = torch.ones_like(ends, dtype=torch.bool)
-    for back in range(min(ngram_max, last)):
+    for back in range(min(ngram_max, len(text))):
         shifted = torch.full_like(ends, -1)
-        shifted[back:] = text[: last - back]
-        alive &= shifted == text[last - back]
-        length += alive
-    score = length * (last + 1) + ends
-    best = score.argmax()
-    if int(length[best]) < ngram_min:
-        return text[:0]
-    return text[int(best) + 1 :]
+        shifted[back:] = text[: len(text) - back]
+        alive = alive & (shifted == text.index_select(0, (last - back).clamp(min=0)[None]))
+        length = length + alive
+    best = (length * len(text) + ends).argmax(0, keepdim=True)
+    at = best + 1 + torch.arange(count, device=text.device)
+    known = (at <= last) & (length.index_select(0, best) >= ngram_min)
+    return torch.where(known, text.index_select(0, at.clamp(max=len(text) - 1)), -1)

@@ -1,8 +1,8 @@
 """The checkpoint's own multi-token-prediction head, chained: each guess feeds the next one.
 
 Cache row p holds the pair (token at p, hidden at p - 1); row 0 has no pair and stays unused. A step
-first rewrites the rows of the tokens it kept with the target's true hiddens, which also yields the
-first draft, then runs the head on its own output for the others.
+first rewrites the rows of the tokens that the last one verified with the target's true hiddens; the
+last of those it kept yields the first draft. Then the head runs on its own output for the others.
 """
 
 from dataclasses import dataclass
@@ -67,11 +67,13 @@ class Mtp:
         return State(cache=cache, last=hidden[-1].clone())
 
     def propose(self, state: State, feed: Feed, sampling: Sampling) -> tuple[Tensor, State]:
-        count, pos = int(feed.count), int(feed.pos)
-        first = pos - count + 1
-        tokens = torch.cat([feed.history[first:pos], feed.anchor[None]])
-        out, cache = self._step(state.cache, tokens, feed.hidden[:count], feed.pos - count + 1)
-        hidden, drafts = out[-1:], []
+        rows = torch.arange(len(feed.hidden), device=feed.pos.device)
+        first = feed.pos - feed.count + 1
+        # rows past `count` are garbage at and past pos + 1, which the chain overwrites or the mask
+        # hides; a text's end may lie before them
+        at = (first + rows).clamp(max=len(feed.history) - 1)
+        out, cache = self._step(state.cache, feed.history.index_select(0, at), feed.hidden, first)
+        hidden, drafts = out.index_select(0, feed.count[None] - 1), []
         for i in range(self.tokens):
             if i:
                 hidden, cache = self._step(cache, drafts[-1][None], hidden, feed.pos + i)
@@ -89,8 +91,8 @@ class Mtp:
 
 def choose(logits: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
     """A draft of logits [n]: the argmax; under sampling the winner with the target's noise."""
-    heat = float(sampling.temperature)
-    if heat == 0:
+    if sampling.greedy:
         return logits.argmax()
     tokens = torch.arange(len(logits), device=logits.device)
-    return (logits.float() / heat + gumbel(sampling.seed, position, tokens)).argmax()
+    noise = gumbel(sampling.seed, position, tokens)
+    return (logits.float() / sampling.temperature + noise).argmax()

@@ -4,37 +4,52 @@ For timing a step at a stated acceptance, with random weights above all. What it
 machine, not a draft: records that used it say `simulated_acceptance`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from kernels.sample import mix
-from tr.drafts.base import Feed, Stateless
+from tr.drafts.base import Feed
 from tr.model.sampling import Sampling
 
 
-@dataclass(frozen=True, eq=False)
-class Oracle(Stateless):
+@dataclass(frozen=True)
+class Oracle:
     """`text` holds the whole recorded sequence, prompt included; past its end nothing is drafted.
 
-    A token at position p is kept if a hash of (seed, p) falls below `rate`, else replaced.
+    A token at position p is kept if a hash of (seed, p) falls below `rate`, else replaced. The text
+    is read from the state, so that oracles of other texts share what was compiled for one.
     """
 
-    text: Tensor
+    text: Tensor = field(compare=False)
     tokens: int
     rate: float
     seed: int = 0
     name: str = "oracle"
+    taps: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
         return self.tokens + 1
 
-    def propose(self, state: None, feed: Feed, sampling: Sampling) -> tuple[Tensor, None]:
-        first = int(feed.pos) + 1
-        truth = self.text[first : first + self.tokens]
-        where = torch.arange(first, first + len(truth), device=truth.device)
-        keep = mix(mix(where) ^ mix(where.new_tensor(self.seed))) < self.rate * 2**32
-        other = torch.where(truth == 0, torch.ones_like(truth), torch.zeros_like(truth))
-        return torch.where(keep, truth, other), None
+    @property
+    def reach(self) -> int:
+        return len(self.text)
+
+    def init_state(self, capacity: int) -> Tensor:
+        state = self.text.new_zeros(capacity + self.rows)
+        known = self.text[: len(state)]
+        state[: len(known)] = known
+        return state
+
+    def prime(
+        self, state: Tensor, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int
+    ) -> Tensor:
+        return state
+
+    def propose(self, state: Tensor, feed: Feed, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        where = feed.pos + 1 + torch.arange(self.tokens, device=state.device)
+        truth = state.index_select(0, where)
+        keep = mix(mix(where) ^ mix(torch.full_like(where, self.seed))) < self.rate * 2**32
+        return torch.where(keep, truth, torch.where(truth == 0, 1, 0)), state

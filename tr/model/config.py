@@ -60,6 +60,23 @@ class ModelConfig:
             self.k_heads, self.v_heads, self.d_k, self.d_v, self.conv_width, self.eps
         )
 
+    @property
+    def matrices(self) -> dict[str, tuple[int, int, int]]:
+        """Large matrices of the text path, stacked as they are read: name -> (count, rows,
+        columns)."""
+        linear, full = self.layer_types.count(LINEAR), self.layer_types.count(FULL)
+        value, key = self.v_heads * self.d_v, self.k_heads * self.d_k
+        inner, kv = self.heads * self.d_head, self.kv_heads * self.d_head
+        return {
+            "delta in_qkvz": (linear, 2 * key + 2 * value, self.d_model),
+            "delta out": (linear, self.d_model, value),
+            "attention qkv": (full, 2 * inner + 2 * kv, self.d_model),
+            "attention out": (full, self.d_model, inner),
+            "mlp gate_up": (self.layers, 2 * self.d_ff, self.d_model),
+            "mlp down": (self.layers, self.d_model, self.d_ff),
+            "lm_head": (1, self.vocab, self.d_model),
+        }
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Parse a `config.json`: a vision-language one (`text_config`) or a text one.

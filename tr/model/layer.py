@@ -8,6 +8,9 @@ from kernels.registry import Ops
 from kernels.rms_norm import rms_norm
 from tr.model.config import FULL, ModelConfig
 from tr.nn import attention, gated_delta_net, mlp
+from tr.nn.formats.dense import dense
+from tr.nn.formats.matrix import Make
+from tr.nn.formats.operand import Operand
 from tr.nn.rope import Rope
 from tr.tree import static, tree, typed
 
@@ -24,17 +27,23 @@ class Params:
     eps: float = static()
 
 
-def init(config: ModelConfig, kind: str, generator: torch.Generator, dtype: torch.dtype) -> Params:
+def init(
+    config: ModelConfig,
+    kind: str,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    make: Make = dense,
+) -> Params:
     zeros = torch.zeros(config.d_model, dtype=dtype, device=generator.device)
     if kind == FULL:
-        mixer = attention.init(config.attention, config.d_model, generator, dtype)
+        mixer = attention.init(config.attention, config.d_model, generator, dtype, make)
     else:
-        mixer = gated_delta_net.init(config.delta, config.d_model, generator, dtype)
+        mixer = gated_delta_net.init(config.delta, config.d_model, generator, dtype, make)
     return Params(
         input_norm=zeros,
         mixer=mixer,
         post_norm=zeros.clone(),
-        mlp=mlp.init(config.d_model, config.d_ff, generator, dtype),
+        mlp=mlp.init(config.d_model, config.d_ff, generator, dtype, make),
         eps=config.eps,
     )
 
@@ -97,24 +106,23 @@ def step(
     params: Params,
     state: State,
     x: Float[Tensor, "rows d_model"],
-    delta: Float[Tensor, "rows d_model"] | None,
+    y: Operand,
+    after: Float[Tensor, " d_model"],
     pos: Int64[Tensor, ""],
     pending: Int64[Tensor, ""],
     rope: Rope,
     ops: Ops,
-) -> tuple[Float[Tensor, "rows d_model"], Float[Tensor, "rows d_model"], State]:
-    """A few rows. The layer's input is x + delta (None: x); its output is returned in the same two
-    halves, so that each residual sum sits in one operator with the norm that follows it.
+) -> tuple[Float[Tensor, "rows d_model"], Operand, State]:
+    """A few rows. `y` is the norm of x by the layer's own gain; returned with the layer's output is
+    its norm by the gain `after`: each residual sum sits in one operator with the norm that follows.
     """
-    if delta is None:
-        y = ops.rms_norm(x, params.input_norm, params.eps)
-    else:
-        x, y = ops.add_rms_norm(x, delta, params.input_norm, params.eps)
     if isinstance(params.mixer, attention.Params):
         assert isinstance(state, attention.State)
-        y, state = attention.step(params.mixer, state, y, pos, rope, ops)
+        mixed, state = attention.step(params.mixer, state, y, pos, rope, ops)
     else:
         assert isinstance(state, gated_delta_net.State)
-        y, state = gated_delta_net.step(params.mixer, state, y, pending, ops)
-    x, y = ops.add_rms_norm(x, y, params.post_norm, params.eps)
-    return x, mlp.step(params.mlp, y, ops), state
+        mixed, state = gated_delta_net.step(params.mixer, state, y, pending, ops)
+    out, eps = params.mixer.out, params.eps
+    x, y = out.add_norm(Operand(x=mixed), x, params.post_norm, eps, ops)
+    x, y = mlp.step(params.mlp, y, x, after, eps, ops)
+    return x, y, state

@@ -15,7 +15,8 @@ from kernels.rms_norm import rms_norm
 from tr.model import layer
 from tr.model.config import FULL, ModelConfig
 from tr.nn.formats.dense import dense
-from tr.nn.formats.matrix import Matrix
+from tr.nn.formats.matrix import Make, Matrix
+from tr.nn.formats.operand import Operand
 from tr.nn.rope import Rope
 from tr.tree import static, tree, typed
 
@@ -30,13 +31,15 @@ class Params:
     eps: float = static()
 
 
-def init(config: ModelConfig, generator: torch.Generator, dtype: torch.dtype) -> Params:
+def init(
+    config: ModelConfig, generator: torch.Generator, dtype: torch.dtype, make: Make = dense
+) -> Params:
     zeros = torch.zeros(config.d_model, dtype=dtype, device=generator.device)
     return Params(
         norm_embedding=zeros,
         norm_hidden=zeros.clone(),
-        fc=dense([config.d_model], 2 * config.d_model, generator, dtype),
-        layer=layer.init(config, FULL, generator, dtype),
+        fc=make([config.d_model], 2 * config.d_model, generator, dtype),
+        layer=layer.init(config, FULL, generator, dtype, make),
         norm=zeros.clone(),
         eps=config.eps,
     )
@@ -89,9 +92,9 @@ def step(
     x = params.fc.step(
         torch.cat([e, ops.rms_norm(hidden, params.norm_hidden, params.eps)], -1), ops
     )
-    x, delta, state = layer.step(params.layer, state, x, None, pos, pos, rope, ops)
-    _, out = ops.add_rms_norm(x, delta, params.norm, params.eps)
-    return out, state
+    y = Operand(x=ops.rms_norm(x, params.layer.input_norm, params.eps))
+    _, y, state = layer.step(params.layer, state, x, y, params.norm, pos, pos, rope, ops)
+    return y.whole(ops), state
 
 
 def _join(params: Params, embedding: Tensor, hidden: Tensor) -> Tensor:

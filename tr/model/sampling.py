@@ -4,18 +4,22 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from tr.tree import tree
+from tr.tree import static, tree
 
 
 @tree
 class Sampling:
-    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution whole."""
+    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution whole.
+
+    Never written in place: other settings are another object.
+    """
 
     temperature: Float[Tensor, ""]
     top_k: Int64[Tensor, ""]
     top_p: Float[Tensor, ""]
     min_p: Float[Tensor, ""]
     seed: Int64[Tensor, "2"]  # two 32-bit halves
+    greedy: bool = static()  # temperature 0, for who must know it without reading the device
 
 
 def sampling(
@@ -43,4 +47,5 @@ def sampling(
         top_p=torch.tensor(float(top_p), device=device),
         min_p=torch.tensor(float(min_p), device=device),
         seed=torch.tensor([seed & 0xFFFFFFFF, seed >> 32], device=device),
+        greedy=temperature == 0,
     )

@@ -14,8 +14,9 @@ from kernels.registry import Ops
 from kernels.rms_norm import rms_norm
 from tr.model import layer
 from tr.model.config import ModelConfig
-from tr.nn.formats.dense import Dense, dense
-from tr.nn.formats.matrix import Matrix
+from tr.nn.formats.dense import Dense, dense, normal
+from tr.nn.formats.matrix import Make, Matrix
+from tr.nn.formats.operand import Operand
 from tr.nn.gated_delta_net import Form
 from tr.nn.rope import Rope, rope
 from tr.tree import static, tree, typed
@@ -58,18 +59,20 @@ class Rows:
     taps: Float[Tensor, "rows taps"]  # residuals after the tapped layers, side by side
 
 
-def init(config: ModelConfig, generator: torch.Generator, dtype: torch.dtype) -> Params:
-    """Random weights (fan-in scaled) on the generator's device."""
+def init(
+    config: ModelConfig, generator: torch.Generator, dtype: torch.dtype, make: Make = dense
+) -> Params:
+    """Random weights (fan-in scaled) on the generator's device, large matrices as `make` does."""
     shape = (config.vocab, config.d_model)
-    embed = torch.randn(shape, generator=generator, device=generator.device)
     scale = config.d_model**-0.5 if config.tie_embeddings else 1.0
+    kinds = config.layer_types
     return Params(
-        embed=(embed * scale).to(dtype),
-        layers=tuple(layer.init(config, kind, generator, dtype) for kind in config.layer_types),
+        embed=normal(shape, scale, generator, dtype),
+        layers=tuple(layer.init(config, kind, generator, dtype, make) for kind in kinds),
         norm=torch.zeros(config.d_model, dtype=dtype, device=generator.device),
         lm_head=None
         if config.tie_embeddings
-        else dense([config.vocab], config.d_model, generator, dtype),
+        else make([config.vocab], config.d_model, generator, dtype),
         rope=tables(config, dtype, str(generator.device)),
         eps=config.eps,
     )
@@ -167,21 +170,21 @@ def step(
     Nothing is committed: the caches hold the rows, the recurrent layers their records. `commit`
     says how many of them stay; the next step overwrites the others before anything reads them.
     """
-    x, delta = F.embedding(tokens, params.embed), None
+    x = F.embedding(tokens, params.embed)
+    gains = [*(p.input_norm for p in params.layers), params.norm]
+    y = Operand(x=ops.rms_norm(x, gains[0], params.eps))
     seen, new = [], []
     for i, (p, before) in enumerate(zip(params.layers, state.layers, strict=True)):
-        x, delta, after = layer.step(
-            p, before, x, delta, state.pos, state.pending, params.rope, ops
+        x, y, after = layer.step(
+            p, before, x, y, gains[i + 1], state.pos, state.pending, params.rope, ops
         )
         new.append(after)
         if i in taps:
-            seen.append(x + delta)
-    assert delta is not None
+            seen.append(x)
     state.pending.zero_()
-    _, hidden = ops.add_rms_norm(x, delta, params.norm, params.eps)
     rows = Rows(
-        logits=params.head.step(hidden, ops),
-        hidden=hidden,
+        logits=params.head.project(y, ops),
+        hidden=y.whole(ops),
         taps=torch.cat(seen, -1) if seen else x[:, :0],
     )
     return rows, State(layers=tuple(new), pos=state.pos, pending=state.pending)

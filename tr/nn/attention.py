@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from kernels.qk_rope_store import rotate
+from kernels.qk_rope_store import as_cached, rotate
 from kernels.registry import Ops
 from kernels.rms_norm import rms_norm
 from tr.nn.formats.dense import dense
-from tr.nn.formats.matrix import Matrix
+from tr.nn.formats.matrix import Make, Matrix
+from tr.nn.formats.operand import Operand
 from tr.nn.rope import Rope
 from tr.tree import static, tree, typed
 
@@ -22,6 +23,7 @@ class Spec:
     kv_heads: int
     d_head: int
     eps: float
+    cache: torch.dtype | None = None  # what keys and values are rounded to; None: nothing
 
 
 @tree
@@ -35,7 +37,7 @@ class Params:
 
 @tree
 class Past:
-    """Keys (normed and rotated) and values of the tokens so far."""
+    """Keys (normed and rotated) and values of the tokens so far, rounded as a cache holds them."""
 
     k: Float[Tensor, "batch kv_heads tokens d_head"]
     v: Float[Tensor, "batch kv_heads tokens d_head"]
@@ -49,14 +51,16 @@ class State:
     v: Float[Tensor, "kv_heads capacity d_head"]
 
 
-def init(spec: Spec, d_model: int, generator: torch.Generator, dtype: torch.dtype) -> Params:
+def init(
+    spec: Spec, d_model: int, generator: torch.Generator, dtype: torch.dtype, make: Make = dense
+) -> Params:
     inner, kv = spec.heads * spec.d_head, spec.kv_heads * spec.d_head
     zeros = torch.zeros(spec.d_head, dtype=dtype, device=generator.device)
     return Params(
-        qkv=dense([2 * inner, kv, kv], d_model, generator, dtype),
+        qkv=make([2 * inner, kv, kv], d_model, generator, dtype),
         q_norm=zeros,
         k_norm=zeros.clone(),
-        out=dense([d_model], inner, generator, dtype),
+        out=make([d_model], inner, generator, dtype),
         spec=spec,
     )
 
@@ -69,7 +73,8 @@ def init_past(params: Params, batch: int) -> Past:
 
 def init_state(params: Params, capacity: int) -> State:
     s = params.spec
-    k, v = (params.q_norm.new_zeros(s.kv_heads, capacity, s.d_head) for _ in range(2))
+    shape, dtype = (s.kv_heads, capacity, s.d_head), s.cache or params.q_norm.dtype
+    k, v = (params.q_norm.new_zeros(shape, dtype=dtype) for _ in range(2))
     return State(k=k, v=v)
 
 
@@ -92,6 +97,8 @@ def sequence(
     q = rotate(rms_norm(q, params.q_norm, s.eps), cos, sin).transpose(1, 2)
     k = rotate(rms_norm(k, params.k_norm, s.eps), cos, sin).transpose(1, 2)
     v = v.transpose(1, 2)
+    if s.cache is not None:
+        k, v = (as_cached(t, s.cache).to(x.dtype) for t in (k, v))
     if before:
         k, v = torch.cat([past.k, k], 2), torch.cat([past.v, v], 2)
     a = _attend(q, k, v, before).transpose(1, 2)
@@ -104,11 +111,11 @@ def prefill(
     params: Params, state: State, x: Float[Tensor, "tokens d_model"], pos: int, rope: Rope
 ) -> tuple[Float[Tensor, "tokens d_model"], State]:
     """Prompt tokens at positions pos .. pos + tokens - 1; `state` is donated."""
-    past = Past(k=state.k[None, :, :pos], v=state.v[None, :, :pos])
-    y, past = sequence(params, past, x[None], rope)
+    k, v = (t[None, :, :pos].to(x.dtype) for t in (state.k, state.v))
+    y, past = sequence(params, Past(k=k, v=v), x[None], rope)
     end = pos + x.shape[0]
-    state.k[:, pos:end] = past.k[0, :, pos:]
-    state.v[:, pos:end] = past.v[0, :, pos:]
+    state.k[:, pos:end] = past.k[0, :, pos:].to(state.k.dtype)  # exact: rounded already
+    state.v[:, pos:end] = past.v[0, :, pos:].to(state.v.dtype)
     return y[0], state
 
 
@@ -116,15 +123,16 @@ def prefill(
 def step(
     params: Params,
     state: State,
-    x: Float[Tensor, "rows d_model"],
+    x: Operand,
     pos: Int64[Tensor, ""],
     rope: Rope,
     ops: Ops,
-) -> tuple[Float[Tensor, "rows d_model"], State]:
-    """A few rows at positions pos, pos + 1, ...; `state` is donated: their k and v go in."""
-    qkv = params.qkv.step(x, ops)
+) -> tuple[Float[Tensor, "rows inner"], State]:
+    """A few rows at positions pos, pos + 1, ... up to the output projection; `state` is donated:
+    their k and v go in.
+    """
     q, gate = ops.qk_rope_store(
-        qkv,
+        params.qkv.project(x, ops),
         params.q_norm,
         params.k_norm,
         rope.cos,
@@ -134,7 +142,7 @@ def step(
         state.v,
         params.spec.eps,
     )
-    return params.out.step(ops.attention_decode(q, gate, state.k, state.v, pos), ops), state
+    return ops.attention_decode(q, gate, state.k, state.v, pos), state
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:

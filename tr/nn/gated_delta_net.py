@@ -18,7 +18,8 @@ from kernels.gated_delta_step.reference import absorb, gated_norm
 from kernels.registry import Ops
 from tr.jit import fused
 from tr.nn.formats.dense import Dense, dense
-from tr.nn.formats.matrix import Matrix
+from tr.nn.formats.matrix import Make, Matrix
+from tr.nn.formats.operand import Operand
 from tr.tree import static, tree, typed
 
 Form = Literal["chunk", "recurrent", "train"]
@@ -73,7 +74,9 @@ class State:
     past_decay: Float[Tensor, "capacity v_heads"]
 
 
-def init(spec: Spec, d_model: int, generator: torch.Generator, dtype: torch.dtype) -> Params:
+def init(
+    spec: Spec, d_model: int, generator: torch.Generator, dtype: torch.dtype, make: Make = dense
+) -> Params:
     """Random parameters in the published distribution: A in [0.01, 16], dt in [0.001, 0.1]."""
     device = generator.device
     inner = spec.v_heads * spec.d_v
@@ -84,13 +87,13 @@ def init(spec: Spec, d_model: int, generator: torch.Generator, dtype: torch.dtyp
     dt = uniform(-6.9, -2.3).exp()
     conv = torch.randn(spec.channels, spec.conv_width, generator=generator, device=device)
     return Params(
-        in_qkvz=dense([spec.channels, inner], d_model, generator, dtype),
+        in_qkvz=make([spec.channels, inner], d_model, generator, dtype),
         in_ba=dense([spec.v_heads, spec.v_heads], d_model, generator, dtype),
         conv=(conv * spec.conv_width**-0.5).to(dtype),
         a_log=uniform(0.01, 16).log().to(dtype),
         dt_bias=(dt + torch.log(-torch.expm1(-dt))).to(dtype),
         norm=torch.ones(spec.d_v, dtype=dtype, device=device),
-        out=dense([d_model], inner, generator, dtype),
+        out=make([d_model], inner, generator, dtype),
         spec=spec,
     )
 
@@ -163,14 +166,15 @@ def prefill(
 def step(
     params: Params,
     state: State,
-    x: Float[Tensor, "rows d_model"],
+    x: Operand,
     pending: Int64[Tensor, ""],
     ops: Ops,
-) -> tuple[Float[Tensor, "rows d_model"], State]:
-    """A few rows; `state` is donated: `pending` records fold in, then x's rows replace them."""
+) -> tuple[Float[Tensor, "rows inner"], State]:
+    """A few rows up to the output projection; `state` is donated: `pending` records fold in, then
+    x's rows replace them.
+    """
     y = ops.gated_delta_step(
-        params.in_qkvz.step(x, ops),
-        params.in_ba.step(x, ops),
+        *params.in_qkvz.project_beside(x, params.in_ba, ops),
         params.conv,
         params.a_log,
         params.dt_bias,
@@ -179,7 +183,7 @@ def step(
         pending,
         params.spec.eps,
     )
-    return params.out.step(y, ops), state
+    return y, state
 
 
 def _records(s: State) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from kernels.registry import Ops
 from tr.nn.formats.dense import dense
-from tr.nn.formats.matrix import Matrix
+from tr.nn.formats.matrix import Make, Matrix
+from tr.nn.formats.operand import Operand
 from tr.tree import tree, typed
 
 
@@ -17,10 +18,12 @@ class Params:
     down: Matrix
 
 
-def init(d_model: int, d_ff: int, generator: torch.Generator, dtype: torch.dtype) -> Params:
+def init(
+    d_model: int, d_ff: int, generator: torch.Generator, dtype: torch.dtype, make: Make = dense
+) -> Params:
     return Params(
-        gate_up=dense([d_ff, d_ff], d_model, generator, dtype),
-        down=dense([d_model], d_ff, generator, dtype),
+        gate_up=make([d_ff, d_ff], d_model, generator, dtype),
+        down=make([d_model], d_ff, generator, dtype),
     )
 
 
@@ -32,6 +35,12 @@ def sequence(params: Params, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "
 
 @typed
 def step(
-    params: Params, x: Float[Tensor, "rows d_model"], ops: Ops
-) -> Float[Tensor, "rows d_model"]:
-    return params.down.step(ops.silu_mul(params.gate_up.step(x, ops)), ops)
+    params: Params,
+    y: Operand,
+    residual: Float[Tensor, "rows d_model"],
+    gain: Float[Tensor, " d_model"],
+    eps: float,
+    ops: Ops,
+) -> tuple[Float[Tensor, "rows d_model"], Operand]:
+    """A few rows: s = residual + mlp(y), and the norm of s with gain 1 + gain."""
+    return params.down.add_norm(params.gate_up.gate_up(y, ops), residual, gain, eps, ops)

@@ -5,6 +5,7 @@ min, both rounded to bfloat16 first; code = clamp(round((w - minimum) / scale), 
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,8 +16,9 @@ from torch.utils import _pytree as pytree
 from kernels.int4_matmul import layout
 from kernels.int4_matmul.layout import GROUP, ROWS
 from tr.model import text
-from tr.nn.formats.dense import Dense
-from tr.nn.formats.int4 import Int4
+from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.int4 import Int4, int4
+from tr.nn.formats.matrix import Matrix
 
 T = TypeVar("T")
 BLOCK = 2**25  # weights in flight: about half a GiB of fp32 temporaries
@@ -80,6 +82,25 @@ def quantise(dense: Dense, name: str = "weight") -> tuple[Int4, Converted]:
     return done, Converted(name, (n, k), bits, (error / total) ** 0.5 if total else 0.0)
 
 
+def stays(shape: Sequence[int], name: str = "") -> bool:
+    """Whether the matrix `name` is small or one of KEPT, and so remains as it is."""
+    return min(shape) < SMALLEST or name.rpartition(".")[2] in KEPT
+
+
+def arrive(name: str, dense: Dense) -> Matrix:
+    """What becomes of one matrix of a checkpoint as soon as it is read; as `quantise_all`."""
+    return dense if stays(dense.weight.shape, name) else quantise(dense, name)[0]
+
+
+def random(
+    splits: Sequence[int], d_in: int, generator: torch.Generator, dtype: torch.dtype
+) -> Matrix:
+    """A random matrix in the format that `quantise_all` gives its shape; never held wider."""
+    if stays((sum(splits), d_in)):
+        return dense(splits, d_in, generator, dtype)
+    return int4(splits, d_in, generator)
+
+
 def quantise_all(params: T) -> tuple[T, Report]:
     """Every matrix of a pytree in int4 except small ones and those named in KEPT.
 
@@ -94,7 +115,7 @@ def quantise_all(params: T) -> tuple[T, Report]:
     for path, leaf in leaves:
         name = pytree.keystr(path).lstrip(".")
         if isinstance(leaf, Dense):
-            if min(leaf.weight.shape) < SMALLEST or name.rpartition(".")[2] in KEPT:
+            if stays(leaf.weight.shape, name):
                 kept.append(name)
             else:
                 leaf, figures = quantise(leaf, name)

@@ -1,19 +1,43 @@
 """Records as pages: a run's own report, a report over many records, the README's figures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tr.report.kernels import fast_matmuls
 from tr.report.machine import ROOT
 from tr.report.plots import plots
 from tr.report.record import load, write
-from tr.report.tables import markdown, tables
+from tr.report.tables import markdown, number, tables
 
 RECORDS = ROOT / "experiments" / "records"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 NOTHING = "No records are committed yet."
-HEADLINES = ("dflash2_verify", "decode", "verify_cost")  # experiments that the README shows in full
+
+#: experiments that the README shows, and what of their figures
+HEADLINES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "decode": dict,
+    "verify_cost": dict,
+    "step_profile": dict,
+    "compile_compare": dict,
+    "kernel_bench": fast_matmuls,
+    "dflash2_verify": dict,
+}
+
+
+def ceilings_line(device: Mapping[str, Any]) -> str:
+    """The limits that a run measured, or an empty string."""
+    units = {
+        "read_gb_per_s": ("read", "GB/s"),
+        "copy_gb_per_s": ("copy", "GB/s"),
+        "matmul_tflops": ("bf16 matmul", "TFLOP/s"),
+        "graph_node_us": ("graph node", "us"),
+    }
+    if "copy_gb_per_s" not in device:
+        return ""
+    parts = [f"{n} {number(device[k])} {unit}" for k, (n, unit) in units.items() if k in device]
+    return f"Ceilings measured in this run: {', '.join(parts)}."
 
 
 def verdict_line(record: Mapping[str, Any]) -> str:
@@ -37,6 +61,8 @@ def origin_line(record: Mapping[str, Any]) -> str:
 def section(record: Mapping[str, Any], title: str, images: Mapping[str, str]) -> str:
     """Markdown of one record; `images` maps a plot's name to its address."""
     parts = [f"## {title}", verdict_line(record), f"{origin_line(record)}: `{record['command']}`"]
+    if line := ceilings_line(record["device"]):
+        parts.append(line)
     if record["simulated_acceptance"]:
         parts.append("Acceptance is simulated: these speeds are not those of a real draft.")
     if record["warnings"]:
@@ -61,14 +87,22 @@ def write_report(records: Mapping[str, Mapping[str, Any]], folder: Path) -> Path
 
 
 def figures_block(folder: Path = RECORDS) -> str:
-    """What stands between the README's markers: headline records in full, the others by name."""
-    sections, others = [], []
+    """What stands between the README's markers: headline records, cards first, the others by name.
+
+    A device's records come in the order of HEADLINES.
+    """
+    found, sections, others = [], [], []
+    order = list(HEADLINES)
     for path in sorted(folder.glob("**/*.json")):
         record, title = load(path), str(path.relative_to(folder).with_suffix(""))
-        if record["experiment"] in HEADLINES:
-            sections.append(section(record, title, {}).replace("## ", "### ", 1))
+        if (name := record["experiment"]) in HEADLINES:
+            shown = {**record, "figures": HEADLINES[name](record["figures"])}
+            on_cpu = record["device"].get("kind") == "cpu"
+            found.append(((on_cpu, title.partition("/")[0], order.index(name), title), shown))
         else:
             others.append(f"`{title}`")
+    for (*_, title), shown in sorted(found, key=lambda item: item[0]):
+        sections.append(section(shown, title, {}).replace("## ", "### ", 1))
     if others:
         sections.append(f"Further records: {', '.join(others)}.\n")
     return "\n".join(sections) or NOTHING + "\n"

@@ -4,65 +4,13 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tr.report.draw import COLOURS, axes, grouped_bars, lines, lying_bars, stacked_bars
+from tr.report.kernels import by_rows, counted, fastest, is_large
 from tr.report.tables import is_curve
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-Families = Mapping[str, Mapping[str, Any]]
-
-
-def _axes(x: str, y: str, title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xlabel(x, fontsize=12)
-    axes.set_ylabel(y, fontsize=12)
-    axes.set_title(title, fontsize=13, loc="left")
-    axes.tick_params(labelsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _legend(axes: Axes) -> None:
-    axes.legend(fontsize=11, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-
-
-def grouped_bars(
-    families: Families, bars: Mapping[str, str], x: str, y: str, title: str, digits: int
-) -> Figure | None:
-    """One group per family, one bar per key of `bars` (key to label); None without any data."""
-    keys = [key for key in bars if any(values.get(key) is not None for values in families.values())]
-    if not keys:
-        return None
-    figure, axes = _axes(x, y, title)
-    width = 0.8 / len(keys)
-    for i, key in enumerate(keys):
-        heights = [values.get(key) or 0.0 for values in families.values()]
-        left = [n + (i - (len(keys) - 1) / 2) * width for n in range(len(families))]
-        drawn = axes.bar(left, heights, 0.92 * width, color=COLOURS[i % 6], label=bars[key])
-        axes.bar_label(drawn, fmt=f"%.{digits}f", fontsize=10, padding=2)
-    axes.set_xticks(range(len(families)), list(families))
-    axes.margins(y=0.12)
-    _legend(axes)
-    return figure
-
-
-def lines(families: Families, key: str, x: str, y: str, title: str) -> Figure | None:
-    """One line per family over positions 1, 2, ...; None where no family has the list."""
-    series = {name: values[key] for name, values in families.items() if values.get(key)}
-    if not series:
-        return None
-    figure, axes = _axes(x, y, title)
-    for i, (name, values) in enumerate(series.items()):
-        positions = range(1, len(values) + 1)
-        axes.plot(positions, values, "os^Dvx"[i % 6] + "-", color=COLOURS[i % 6], label=name)
-    axes.set_xticks(range(1, max(map(len, series.values())) + 1))
-    axes.set_ylim(0, 1.02)
-    _legend(axes)
-    return figure
+WALL = "share of the read wall"
 
 
 def tokens_per_step(figures: Mapping[str, Any]) -> Figure | None:
@@ -94,10 +42,89 @@ def losses(figures: Mapping[str, Any]) -> Figure | None:
     curve = figures.get("losses_nats", {})
     if not is_curve(curve):
         return None
-    figure, axes = _axes("step", "loss, nats", "Training loss")
-    axes.plot([int(step) for step in curve], list(curve.values()), color=COLOURS[0])
-    axes.set_yscale("log")
+    figure, drawn_on = axes("step", "loss, nats", "Training loss")
+    drawn_on.plot([int(step) for step in curve], list(curve.values()), color=COLOURS[0])
+    drawn_on.set_yscale("log")
     return figure
+
+
+def contexts(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Decoding by context, with what the wall would allow."""
+    wall = figures["wall_gb_per_s"] * 1e9
+    return {
+        f"{int(context):,}": {**values, "wall_tokens_per_s": wall / values["bytes_per_step"]}
+        for context, values in figures["contexts"].items()
+    }
+
+
+def decoding_speed(figures: Mapping[str, Any]) -> Figure | None:
+    bars = {"tokens_per_s": "measured", "wall_tokens_per_s": "at the read wall"}
+    title = "Raw decoding"
+    return grouped_bars(contexts(figures), bars, "context, tokens", "tokens per second", title, 0)
+
+
+def decoding_share(figures: Mapping[str, Any]) -> Figure | None:
+    title = f"Raw decoding: share of a wall of {figures['wall_gb_per_s']:,.0f} GB/s"
+    bars = {"wall_fraction": WALL}
+    return grouped_bars(contexts(figures), bars, "context, tokens", WALL, title, 3)
+
+
+def verify_ms(figures: Mapping[str, Any]) -> Figure | None:
+    title, bars = "Time of a step by rows", {"step_ms": "step"}
+    return grouped_bars(figures["rows"], bars, "rows", "milliseconds", title, 2)
+
+
+def verify_ratio(figures: Mapping[str, Any]) -> Figure | None:
+    title, bars = "Cost of a step beside one of one row", {"ratio": "ratio"}
+    return grouped_bars(figures["rows"], bars, "rows", "ratio to one row", title, 3)
+
+
+def _shares(families: Mapping[str, Mapping[str, float]], title: str) -> Figure | None:
+    counts = sorted({rows for values in families.values() for rows in values}, key=int)
+    bars = {rows: counted(rows) for rows in counts}
+    return lying_bars(families, bars, WALL, title, 2)
+
+
+def kernel_shares(
+    title: str, chosen: Callable[[str], bool]
+) -> Callable[[Mapping[str, Any]], Figure | None]:
+    """A plot of some operators, each by its fastest variant: share of the wall by case and rows."""
+
+    def plot(figures: Mapping[str, Any]) -> Figure | None:
+        families: dict[str, dict[str, float]] = {}
+        for operator, variants in figures.items():
+            if isinstance(variants, Mapping) and chosen(operator):
+                variant = fastest(variants)
+                for name, shares in by_rows(variants[variant]).items():
+                    families[f"{operator}.{variant}: {name}"] = shares
+        return _shares(families, title)
+
+    return plot
+
+
+def step_parts(figures: Mapping[str, Any]) -> Figure | None:
+    """Microseconds of a step by operator, the longest first, and what no operator accounts for."""
+    bars: dict[str, dict[str, float]] = {}
+    for rows, step in figures["rows"].items():
+        parts = {name: values["us"] for name, values in figures["operators"][rows].items()}
+        bars[counted(rows)] = {**parts, "gaps": step["gap_us"]}
+    totals: dict[str, float] = {}
+    for parts in bars.values():
+        for name, us in parts.items():
+            totals[name] = totals.get(name, 0.0) + us
+    names = sorted((name for name in totals if name != "gaps"), key=lambda name: -totals[name])
+    return stacked_bars(bars, [*names, "gaps"], "microseconds", "Where a step's time goes")
+
+
+def backends(key: str, x: str, title: str, digits: int) -> Callable[..., Figure | None]:
+    """A plot of one figure of every jit backend that ran."""
+
+    def plot(figures: Mapping[str, Any]) -> Figure | None:
+        found = figures["backends"].items()
+        ran = {name: values for name, values in found if values[key] is not None}
+        return lying_bars(ran, {key: key}, x, title, digits)
+
+    return plot
 
 
 PLOTS: dict[str, dict[str, Callable[[Mapping[str, Any]], Figure | None]]] = {
@@ -108,6 +135,18 @@ PLOTS: dict[str, dict[str, Callable[[Mapping[str, Any]], Figure | None]]] = {
     },
     "train_tiny": {"losses": losses},
     "train_draft": {"losses": losses},
+    "decode": {"tokens_per_s": decoding_speed, "wall_fraction": decoding_share},
+    "verify_cost": {"step_ms": verify_ms, "ratio": verify_ratio},
+    "kernel_bench": {
+        "int4": kernel_shares("Int4 matrices", lambda name: name.startswith("int4")),
+        "matmul": kernel_shares("Dense matrices", lambda name: name == "matmul"),
+        "other_operators": kernel_shares("Other operators", lambda name: not is_large(name)),
+    },
+    "step_profile": {"step_us": step_parts},
+    "compile_compare": {
+        "step_ms": backends("step_ms", "milliseconds", "Time of a step", 3),
+        "build_s": backends("build_s", "seconds", "Time until the first step is done", 1),
+    },
 }
 
 

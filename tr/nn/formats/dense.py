@@ -8,7 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.registry import Ops
+from tr.nn.formats.operand import Operand
 from tr.tree import static, tree
+
+BLOCK = 2**25  # numbers drawn at once: 128 MiB of fp32
 
 
 @tree
@@ -26,9 +29,41 @@ class Dense:
         parts = self.weight.to(x.dtype).split(self.splits)
         return torch.cat([F.linear(x, w) for w in parts], -1)
 
+    def after(self, index: int) -> "Dense":
+        """The stacked matrices from number `index` on, as one: a view."""
+        rest = self.weight[sum(self.splits[:index]) :]
+        return Dense(weight=rest, splits=(rest.shape[0],))
+
     def step(self, x: Float[Tensor, "rows in"], ops: Ops) -> Float[Tensor, "rows out"]:
         """A few rows through the operator `matmul`."""
         return ops.matmul(x, self.weight, list(self.splits))
+
+    def project(self, y: Operand, ops: Ops) -> Float[Tensor, "rows out"]:
+        """A few rows as their producer left them."""
+        return self.step(y.whole(ops), ops)
+
+    def project_beside(
+        self, y: Operand, beside: "Dense", ops: Ops
+    ) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "rows beside"]]:
+        """Two matrices that read the same rows."""
+        x = y.whole(ops)
+        return self.step(x, ops), beside.step(x, ops)
+
+    def gate_up(self, y: Operand, ops: Ops) -> Operand:
+        """silu(gate) * up of the stacked [gate | up]."""
+        return Operand(x=ops.silu_mul(self.project(y, ops)))
+
+    def add_norm(
+        self,
+        y: Operand,
+        residual: Float[Tensor, "rows out"],
+        gain: Float[Tensor, " out"],
+        eps: float,
+        ops: Ops,
+    ) -> tuple[Float[Tensor, "rows out"], Operand]:
+        """s = residual + W y, and the norm of s with gain 1 + gain."""
+        s, normed = ops.add_rms_norm(residual, self.project(y, ops), gain, eps)
+        return s, Operand(x=normed)
 
 
 def dense(
@@ -36,5 +71,15 @@ def dense(
 ) -> Dense:
     """Random weights of standard deviation d_in ** -0.5, on the generator's device."""
     shape = (sum(splits), d_in)
-    w = torch.randn(shape, generator=generator, device=generator.device) * d_in**-0.5
-    return Dense(weight=w.to(dtype), splits=tuple(splits))
+    return Dense(weight=normal(shape, d_in**-0.5, generator, dtype), splits=tuple(splits))
+
+
+def normal(
+    shape: tuple[int, int], deviation: float, generator: torch.Generator, dtype: torch.dtype
+) -> Float[Tensor, "rows columns"]:
+    """Normal numbers drawn in fp32, a block of rows at a time, and rounded to `dtype`."""
+    out = torch.empty(shape, dtype=dtype, device=generator.device)
+    for rows in out.split(16 * max(1, BLOCK // (16 * shape[1]))):
+        drawn = torch.randn(rows.shape, generator=generator, device=out.device)
+        rows.copy_(drawn.mul_(deviation))
+    return out

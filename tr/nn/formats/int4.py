@@ -7,9 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import BFloat16, Float, Int16, UInt8
 from torch import Tensor
 
+from kernels.define import MAX_ROWS, VARIANTS
 from kernels.int4_matmul import layout
 from kernels.int4_matmul.layout import GROUP, ROWS
 from kernels.registry import Ops
+from tr.nn.formats.dense import Dense
+from tr.nn.formats.operand import Operand
 from tr.tree import static, tree
 
 BLOCK = 2**26  # weights that are restored at once: 128 MiB of bfloat16
@@ -43,9 +46,15 @@ class Int4:
 
     def sequence(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Many tokens, any leading axes, differentiable in x: the weights are restored in x's
-        dtype, a block of rows at a time, and multiplied by the library.
+        dtype, a block of rows at a time, and multiplied by the library. On a GPU a step's worth of
+        tokens goes through the operator, which reads a quarter of the bytes.
         """
         n, k = self.shape
+        few = VARIANTS["int4_matmul"].get("triton")
+        small = x.is_cuda and x.numel() <= MAX_ROWS * k and not x.requires_grad
+        if few is not None and small and x.dtype == torch.bfloat16:
+            y = few(x.reshape(-1, k).contiguous(), self.tiles, list(self.splits))
+            return y.unflatten(0, x.shape[:-1])
         step = max(1, BLOCK // (k * ROWS))
         parts = []
         for i in range(0, self.tiles.shape[0], step):
@@ -53,9 +62,60 @@ class Int4:
             parts.append(F.linear(x, layout.dequantise(self.tiles[i : i + step], rows, x.dtype)))
         return torch.cat(parts, -1)
 
+    def after(self, index: int) -> "Int4":
+        """The stacked matrices from number `index` on, as one: a view."""
+        first = sum(self.splits[:index])
+        if first % ROWS:
+            raise ValueError(
+                f"int4: matrices can be split at multiples of {ROWS} rows, got {first}; keep this"
+                " one in bf16"
+            )
+        return Int4(tiles=self.tiles[first // ROWS :], splits=(self.shape[0] - first,))
+
     def step(self, x: Float[Tensor, "rows in"], ops: Ops) -> Float[Tensor, "rows out"]:
         """A few rows through the operator `int4_matmul`."""
-        return ops.int4_matmul(x, self.tiles, list(self.splits))
+        return self.project(Operand(x=x), ops)
+
+    def project(self, y: Operand, ops: Ops) -> Float[Tensor, "rows out"]:
+        """A few rows as their producer left them."""
+        return ops.int4_matmul(y.x, self.tiles, list(self.splits), y.sums, y.squares)
+
+    def project_beside(
+        self, y: Operand, beside: Dense, ops: Ops
+    ) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "rows beside"]]:
+        """This matrix and a small dense one that reads the same rows."""
+        return ops.int4_matmul_beside(
+            y.x,
+            self.tiles,
+            list(self.splits),
+            beside.weight,
+            list(beside.splits),
+            y.sums,
+            y.squares,
+        )
+
+    def gate_up(self, y: Operand, ops: Ops) -> Operand:
+        """silu(gate) * up of the stacked [gate | up]."""
+        if self.splits[0] % GROUP:
+            return Operand(x=ops.silu_mul(self.project(y, ops)))
+        x, sums = ops.int4_gate_up(y.x, self.tiles, y.sums, y.squares)
+        return Operand(x=x, sums=sums)
+
+    def add_norm(
+        self,
+        y: Operand,
+        residual: Float[Tensor, "rows out"],
+        gain: Float[Tensor, " out"],
+        eps: float,
+        ops: Ops,
+    ) -> tuple[Float[Tensor, "rows out"], Operand]:
+        """s = residual + W y, and the norm of s with gain 1 + gain; y is no unfinished norm."""
+        assert y.squares is None
+        if self.shape[0] % GROUP:
+            s, normed = ops.add_rms_norm(residual, self.project(y, ops), gain, eps)
+            return s, Operand(x=normed)
+        s, x, sums, squares = ops.int4_add_norm(y.x, self.tiles, residual, gain, eps, y.sums)
+        return s, Operand(x=x, sums=sums, squares=squares)
 
 
 def pack(

@@ -1,0 +1,67 @@
+"""How a matrix is dealt to programs: part of the numerics, so never a matter of the row count.
+
+A unit of work is a block of output rows times one group of inputs. Program p of P owns the units
+U p // P .. U (p + 1) // P - 1 in block-major order, so that all programs carry the same load
+whatever the shape. The programs that share a block leave their sums in slots p + block, which are
+distinct, and whichever arrives last adds them in the order of p.
+"""
+
+import functools
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    row_tiles: int  # 1, 2 or 4 tiles of 64 output rows per block
+    programs: int
+    warps: int = 4
+    stages: int = 3  # copies of a unit that are under way or in use
+    dots: int = 2  # per group, 1 or 2: one waits less, two hold fewer registers
+    registers: int | None = None  # at most, per thread
+
+
+@dataclass(frozen=True)
+class Deal:
+    """The choice for a shape before the number of processors is known."""
+
+    row_tiles: int
+    per_processor: int  # programs that run side by side on one processor
+
+
+TALL = Deal(4, 2)  # fewest instructions per weight
+LOW = Deal(2, 3)  # fewer slots per block, where blocks are few
+
+#: output rows, input width of the 27B's matrices -> the choice
+TABLE = {
+    (16384, 5120): TALL,  # Gated DeltaNet in
+    (14336, 5120): TALL,  # attention in
+    (34816, 5120): TALL,  # gate and up
+    (5120, 6144): LOW,  # both out
+    (5120, 17408): TALL,  # down
+    (248320, 5120): TALL,  # the head
+    (131072, 5120): TALL,  # a draft's slice of it
+}
+FILE = 65536  # registers of a processor
+WARPS = 4
+LEAST = 3  # units per program: a shorter run is all start and end
+
+
+@functools.cache
+def plan(row_tiles: int, groups: int, processors: int, unit: int = 1, spare: int = 0) -> Plan:
+    """The plan for `row_tiles` tiles of 64 rows and `groups` groups of 128 inputs.
+
+    Blocks have a multiple of `unit` tiles; `spare` programs are left for other work in the same
+    launch. Shapes outside the table take the tallest blocks that divide the rows.
+    """
+    deal = TABLE.get((64 * row_tiles, 128 * groups), TALL)
+    tall = next((t for t in (4, 2, 1) if t <= deal.row_tiles and not row_tiles % t), 1)
+    tall = max(tall, unit)
+    if row_tiles % tall or tall % unit:
+        raise ValueError(
+            f"int4_matmul: {64 * row_tiles} output rows are not whole blocks of {64 * unit}"
+        )
+    units = row_tiles // tall * groups
+    most = max(1, deal.per_processor * processors - spare)
+    cap = FILE // (32 * WARPS * deal.per_processor) // 8 * 8
+    programs = max(1, min(most, units // LEAST))
+    return Plan(tall, programs, WARPS, registers=cap if cap < 255 else None)

@@ -1,0 +1,92 @@
+"""step_profile and compile_compare on a small model, and what they repeat a step on."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from experiments.compile_compare import same_bits
+from experiments.repeat import draft, state_at
+from tr import experiment
+from tr.assemble import assemble, sampling_of
+from tr.overrides import load
+from tr.tree import tensors
+
+SMALL = ("model=smoke", "weights=random", "device=cpu", "params.rounds=1")
+COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+def run(tmp_path, name, *args):
+    config = load([f"+exp={name}", *SMALL, *args])
+    config.output = str(tmp_path / "out")
+    assert experiment.run(config, "test") == 0
+    return json.loads((tmp_path / "out" / "record.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def made():
+    config = load(["model=smoke", "weights=random", "device=cpu", "prompt=x"], "generate")
+    return assemble(config), sampling_of(config)
+
+
+def test_a_step_is_accounted_for(tmp_path):
+    record = run(tmp_path, "step_profile", "params.rows=[1,8]", "params.steps=2")
+    figures = record["figures"]
+    for rows, step in figures["rows"].items():
+        operators = figures["operators"][rows]
+        assert {"add_rms_norm", "gated_delta_step", "attention_decode", "sample"} <= set(operators)
+        assert step["launches"] == sum(o["launches"] for o in operators.values())
+        assert step["busy_us"] == pytest.approx(sum(o["us"] for o in operators.values()))
+        assert step["gap_us"] == pytest.approx(max(0, step["step_us"] - step["busy_us"]))
+        for values in operators.values():
+            assert values["us"] > 0 and values["bytes"] > 0
+            assert values["gb_per_s"] == pytest.approx(values["bytes"] / values["us"] * 1e-3)
+        counts = {name: o["launches"] for name, o in operators.items()}
+        assert counts["gated_delta_step"] == 3 and counts["attention_decode"] == 1  # of four layers
+    assert record["device"]["matmul_tflops"] > 0
+    assert (tmp_path / "out" / "step_us.png").exists()
+
+
+def test_backends_that_cannot_run_are_listed(tmp_path):
+    args = ("params.backends=[eager,cuda_graph]", "params.rows=3", "params.steps=2")
+    figures = run(tmp_path, "compile_compare", *args)["figures"]["backends"]
+    assert figures["eager"]["equal"] and figures["eager"]["step_ms"] > 0
+    assert "cuda_graph" in figures["cuda_graph"]["refused"]
+    assert figures["cuda_graph"]["step_ms"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not COMPILER, reason="Inductor needs a C++ compiler on a CPU")
+def test_a_compiled_step_has_the_bits_of_an_eager_one(tmp_path):
+    small = ("model.layers=2", "model.full_attention_interval=2", "params.steps=2")
+    record = run(tmp_path, "compile_compare", "params.backends=[inductor]", *small)
+    inductor = record["figures"]["backends"]["inductor"]
+    assert inductor["equal"] and inductor["build_s"] > 0 and not record["warnings"]
+
+
+def test_an_unknown_backend_is_named(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'inductor'"):
+        run(tmp_path, "compile_compare", "params.backends=[indcutor]")
+
+
+def test_bits_are_compared_not_values():
+    x = torch.tensor([0.0, torch.nan])
+    assert same_bits(x, x.clone()) and not same_bits(x, torch.tensor([-0.0, torch.nan]))
+    assert not same_bits(x, x[:1])
+
+
+@pytest.mark.parametrize("context, rows", [(0, 1), (300, 8)])
+def test_a_repeated_step_starts_from_the_same_random_state(made, context, rows):
+    assembly, sampling = made
+    model = assembly.model
+    a, b = (state_at(model, context, rows, 512, seed=1) for _ in range(2))
+    for name, x in tensors(a).items():
+        assert same_bits(x, tensors(b)[name])
+    assert all(x.float().std() > 0 for x in tensors(a.target.layers).values())
+    assert int(a.feed.pos) == int(a.target.pos) == context
+    with torch.inference_mode():
+        result, logits, after = model.step(draft(rows), a, sampling, rows)
+    kept = int(result[0])
+    assert 1 <= kept <= rows and logits.shape[0] == rows and logits.isfinite().all()
+    assert int(after.feed.pos) == int(after.target.pos) == context + kept

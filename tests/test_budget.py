@@ -1,0 +1,114 @@
+"""The bytes that a run is said to need, against the tensors that it makes; and the refusal."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from tr.assemble import assemble, random_dflash2
+from tr.budget import budget, check, draft_bytes, free_bytes
+from tr.config import Dflash2Draft
+from tr.decode.step import init_state
+from tr.drafts.dflash2 import Dflash2
+from tr.drafts.raw import Raw
+from tr.model.text import cache_rows
+from tr.nn.formats.dense import Dense
+from tr.nn.formats.int4 import Int4
+from tr.overrides import load
+from tr.tree import tensors
+
+BASE = ("run=x", "device=cpu", "model=smoke", "weights=random")
+
+
+def nbytes(*trees) -> int:
+    return sum(t.nbytes for tree in trees for t in tensors(tree).values())
+
+
+@pytest.mark.parametrize("tied", ["true", "false"])
+@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+@pytest.mark.parametrize("quant", ["bf16", "int4_g128"])
+def test_the_plan_holds_what_the_run_allocates(quant, kv, tied):
+    """Of a model whose matrices fill whole tiles and of one whose head does not."""
+    for vocab in (640, 600):
+        args = [*BASE, f"quant={quant}", f"kv={kv}", "draft=mtp", "kernel=reference"]
+        config = load([*args, f"model.tie_embeddings={tied}", f"model.vocab={vocab}"])
+        made = assemble(config, 700)
+        draft = made.draft(config)
+        state = init_state(made.model, draft, 700)
+        items = {i.name: i.held for i in budget(config, made.shape, 700, 0.0, 2.0).items}
+        said = sum(held for name, held in items.items() if name != "workspace")
+        record = nbytes(init_state(made.model, Raw(), 700).target)
+        per_row = (nbytes(state.target) - record) / (draft.rows - 1)
+        said -= (16 - draft.rows) * per_row  # records are planned for the most rows
+        counters = 2 * 8
+        held = nbytes(made.model.params, made.mtp, state.target, state.draft.cache) - counters
+        assert said == pytest.approx(held, rel=1e-9)
+        cache = 2 * cache_rows(700) * 64 * (1 if kv == "fp8" else 2)
+        assert items["key-value cache"] == cache and items["MTP cache"] == cache
+
+
+@pytest.mark.parametrize("quant", ["bf16", "int4_g128"])
+def test_a_draft_s_bytes(quant):
+    heads = ("draft.random.heads=2", "draft.random.kv_heads=1", "draft.random.selector_rank=64")
+    config = load([*BASE, "draft=dflash2", f"quant={quant}", *heads])
+    draft = assemble(config).draft(config)
+    assert isinstance(draft, Dflash2)
+    wide = Dense if quant == "bf16" else Int4
+    layer = draft.params.layers[0]
+    for matrix in (layer.qkv, layer.out, layer.mlp.down, draft.params.fc):
+        assert isinstance(matrix, wide)
+    for small in (draft.params.selector, layer.mlp_conv):  # 64 and 32 rows
+        assert isinstance(small.projection, Dense)
+    held = nbytes(draft.params, draft.init_state(1024))
+    assert draft_bytes(draft.params.config, quant) == held
+
+
+def test_the_published_draft_has_its_published_parameters():
+    config = load(["run=x", "model=qwen3_8_27b", "weights=random"])
+    assert isinstance(config.draft, Dflash2Draft)
+    shape = config.model.spec()
+    net = random_dflash2(config.draft.random, shape)
+    assert net.taps == (5, 19, 33, 47, 61) and net.mask_token == 248070 and net.block == 8
+    around = 2 * 2 * shape.max_positions * 64 + 5 * 2 * 8 * 4096 * 128 * 2  # tables and ring
+    assert draft_bytes(net, "bf16") - around == 2 * 1_924_404_480
+    codebooks = 2 * 2 * 248320 * 256
+    assert draft_bytes(net, "int4_g128") - around - codebooks == pytest.approx(954.7e6, rel=1e-3)
+
+
+def test_what_does_not_fit_is_refused_with_the_most_that_does(monkeypatch):
+    config = load([*BASE, "draft=raw", "quant=int4_g128", "device.memory_gib=0.0075"])
+    shape = config.model.spec()
+    monkeypatch.setattr("tr.model.text.init", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(ValueError) as refused:
+        assemble(config)
+    lines = str(refused.value).splitlines()
+    assert "1024 tokens of cache, with quant=int4_g128 and kv=bf16, need" in lines[0]
+    assert "cpu has 8.053 MB free" in lines[0]
+    most = int(lines[0].split("kv.capacity_tokens=")[1].split()[0])
+    assert any("key-value cache" in line for line in lines) and "total" in lines[-1]
+    free = free_bytes(torch.device("cpu"), config.device.memory_gib)
+    assert budget(config, shape, most, 0.0, 4).held <= free
+    assert budget(config, shape, most + 1, 0.0, 4).held > free
+    with pytest.raises(ValueError, match="not even an empty cache fits: use quant=int4_g128"):
+        check(dataclasses.replace(config, device=tight(1e-6)), shape, 10, None, 4)
+
+
+def tight(gib: float):
+    return load([*BASE, "draft=raw", f"device.memory_gib={gib}"]).device
+
+
+def test_a_checkpoint_is_measured_by_its_config_before_its_files(tmp_path):
+    shape = load([*BASE]).model.spec()
+    (tmp_path / "config.json").write_text(json.dumps(shape.to_hf()))
+    args = ["run=x", "device=cpu", "weights=checkpoint", f"weights.path={tmp_path}", "draft=raw"]
+    with pytest.raises(ValueError, match="memory: 1024 tokens of cache"):
+        assemble(load([*args, "device.memory_gib=0.001"]))
+    with pytest.raises(FileNotFoundError, match="model.safetensors"):
+        assemble(load(args))
+
+
+def test_free_memory_is_known_here():
+    free = free_bytes(torch.device("cpu"))
+    assert 2**20 < free < 2**50
+    assert free_bytes(torch.device("cpu"), 0.5) == min(free, 2**29)
