@@ -50,7 +50,7 @@ class Options:
     rounds: int = 30  # batches of continuations
     round_sequences: int = 1024
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.4, 0.6, 0.8])
-    steps: int = 8000
+    steps: int = 6500
     batch: int = 64  # sequences a step; the MTP head learns from the first mtp_batch of them
     mtp_batch: int = 16
     anchors: int = 48
