@@ -49,12 +49,15 @@ class Place:
     def by(self, model: Model) -> Callable[[], None]:
         """A step by `model`, put back to the start first."""
         strategy = draft(self.rows)
-        put(self.state, self.context, self.rows)
+        self.rewind()
 
         def call() -> None:
             *_, self.state = model.step(strategy, self.state, self.sampling, self.rows)
 
         return call
+
+    def rewind(self) -> None:
+        put(self.state, self.context, self.rows)
 
 
 @torch.inference_mode()
@@ -115,6 +118,7 @@ def _rate(moved: float, us: float, wall: float) -> dict[str, Any]:
 def _on_card(place: Place, made: Assembly, o: Options, device: torch.device) -> tuple[float, Parts]:
     """Microseconds of a captured step, and its parts."""
     eager = record(place.by(_eager(made, ops=scoped(made.ops))), device)
+    place.rewind()  # a step is timed where the state stands
     ms, place.state = step_ms(made.model, place.state, place.sampling, place.rows, o.rounds)
     steps = [record(place.by(made.model), device).kernels for _ in range(o.steps)]
     return ms * 1e3, split(steps, owners_of(steps[0], eager))

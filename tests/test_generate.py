@@ -90,7 +90,7 @@ def test_the_window_stops_an_answer(command):
         (["prompt=a", "kv.capacity_tokens=9000"], "1 .. 8192 tokens"),
         (["prompt=" + "word " * 40, "kv.capacity_tokens=30"], "exceed the window of 30"),
         (["promt=a"], "did you mean 'prompt'"),
-        (["prompt=a", "jit=cuda_graph"], "not built yet"),
+        (["prompt=a", "jit=cuda_graph"], "cuda_graph captures CUDA graphs"),
     ],
 )
 def test_a_mistake_is_one_line_and_code_2(command, args, message):

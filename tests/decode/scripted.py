@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tr.drafts.base import Draft, Feed
+from tr.drafts.base import Draft, Feed, Full
 from tr.drafts.raw import Raw
 from tr.model.sampling import Sampling
 
@@ -27,7 +27,7 @@ def by_position(seed: int, most: int = 7) -> Plan:
 
 
 @dataclass(eq=False)
-class Scripted:
+class Scripted(Full):
     """`truth` holds the whole text that raw decoding gives, prompt included.
 
     After the right tokens comes one wrong token, then right ones again, which must not count; past

@@ -336,7 +336,7 @@ def test_the_walk_by_its_formula(settings):
             params, hidden, torch.tensor(anchor), torch.tensor(pos), best, scores, s
         )
         a, b = params.selector.predecessor.double(), params.selector.successor.double()
-        ahead = hidden.double() @ params.selector.projection.weight.double().T
+        ahead = hidden.double() @ tensors(params)["selector.projection.weight"].double().T
         before, plain = anchor, True
         for k in range(7):
             values = {}

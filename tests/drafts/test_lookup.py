@@ -64,6 +64,16 @@ def test_by_brute_force(text, low, extra):
     assert after(text, low, high) == want
 
 
+def test_a_loop_on_a_cpu_verifies_no_more_than_was_found():
+    prompt = list(range(3, 40))
+    counts = generate(model(), Lookup(5, 1, 4), prompt, sampling(), 12, (), 128)
+    text, anchor = prompt + counts.tokens, len(prompt)
+    for proposed, kept in zip(counts.proposed, counts.kept, strict=True):
+        assert proposed == len(after(text[: anchor + 1], 1)[:5])
+        anchor += kept
+    assert {0, 5} < set(counts.proposed)
+
+
 def test_at_most_as_many_as_asked_for():
     """And a text that repeats itself is drafted from its own output, not the prompt alone."""
     m, prompt = model(), [3, 4, 5, 6] * 6

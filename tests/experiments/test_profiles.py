@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from experiments import step_profile
 from experiments.compile_compare import same_bits
 from experiments.repeat import draft, state_at
 from tr import experiment
@@ -46,6 +47,23 @@ def test_a_step_is_accounted_for(tmp_path):
         assert counts["gated_delta_step"] == 3 and counts["attention_decode"] == 1  # of four layers
     assert record["device"]["matmul_tflops"] > 0
     assert (tmp_path / "out" / "step_us.png").exists()
+
+
+def test_timed_steps_start_where_the_profiled_ones_do(made, monkeypatch):
+    """A captured step is profiled, timed and profiled again on storage that ends with its rows."""
+    assembly, sampling = made
+    state = state_at(assembly.model, 0, 8, 8, seed=0)
+    place, starts = step_profile.Place(state, sampling, 8, 0), []
+    timed = step_profile.step_ms
+
+    def noted(model, state, *args):
+        starts.append((int(state.feed.pos), int(state.target.pos), int(state.target.pending)))
+        return timed(model, state, *args)
+
+    monkeypatch.setattr(step_profile, "step_ms", noted)
+    options = step_profile.Options(steps=2, rounds=2)
+    ms, _ = step_profile._on_card(place, assembly, options, torch.device("cpu"))
+    assert ms > 0 and starts == [(0, 0, 8)]
 
 
 def test_backends_that_cannot_run_are_listed(tmp_path):

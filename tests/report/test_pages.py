@@ -74,6 +74,13 @@ def test_a_plot_without_data_is_left_out():
     assert plots.plots(verify(experiment="plan")) == {}
 
 
+def test_a_verdict_says_what_was_compared():
+    said = {name: pages.verdict_line(verify(experiment=name)) for name in ("any", *pages.EQUAL)}
+    assert said["any"] == "Exact: speculative output equals raw output, 4,096 tokens compared."
+    assert "equal eager steps" in said["replay_check"]
+    assert "the CPU reference's" in said["device_check"]
+
+
 def test_the_command_writes_a_report(tmp_path, capsys):
     for name in ("one", "two"):
         record.save(verify(), tmp_path / "records" / f"{name}.json")

@@ -84,6 +84,8 @@ def advance(
         began = time.perf_counter()
         rows = max(1, min(stream.draft.rows, stream.draft.reach - pos, room))
         with torch.inference_mode():
+            if rows > 1 and stream.state.feed.pos.is_cpu:
+                rows = min(rows, stream.draft.found(stream.state.feed) + 1)
             result, _, stream.state = stream.model.step(
                 stream.draft, stream.state, stream.sampling, rows
             )

@@ -30,7 +30,14 @@ class Feed:
     history: Int64[Tensor, " capacity"]  # every token so far; valid up to and including `pos`
 
 
-class Stateless:
+class Full:
+    """What a strategy shares that always has a draft for every row."""
+
+    def found(self, feed: Feed) -> int:
+        return len(feed.hidden) - 1
+
+
+class Stateless(Full):
     """What a strategy without weights shares: it reads the committed text, and keeps nothing."""
 
     taps: tuple[int, ...] = ()
@@ -60,6 +67,13 @@ class Draft(Protocol):
     @property
     def taps(self) -> tuple[int, ...]:
         """Target layers whose outputs the draft reads."""
+        ...
+
+    def found(self, feed: Feed) -> int:
+        """How many of the next drafts are worth a row; read on the host, so only a CPU's loop asks.
+
+        Fewer rows save time there and change no token.
+        """
         ...
 
     def init_state(self, capacity: int) -> Any:

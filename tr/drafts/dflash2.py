@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.sample import gumbel
 from tr.drafts import dflash2_net as net
-from tr.drafts.base import Feed
+from tr.drafts.base import Feed, Full
 from tr.model import text
 from tr.model.sampling import Sampling
 from tr.tree import tree
@@ -32,7 +32,7 @@ def ring_rows(config: net.Config, window: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Dflash2:
+class Dflash2(Full):
     params: net.Params
     target: text.Params
     tokens: int

@@ -1,8 +1,8 @@
 """Prompt lookup: copy what followed the text's last tokens where they stood before.
 
 The longest match of at least `ngram_min` and at most `ngram_max` tokens wins, the most recent one
-among equals. A match may overlap the suffix, so a period is found at its own distance. A step has
-one number of rows whatever was found: where nothing was, token 0 is guessed.
+among equals. A match may overlap the suffix, so a period is found at its own distance. Where a
+step has more rows than were found, token 0 is guessed.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,14 @@ class Lookup(Stateless):
     def rows(self) -> int:
         return self.tokens + 1
 
+    def found(self, feed: Feed) -> int:
+        return int((self._find(feed) >= 0).sum())
+
     def propose(self, state: None, feed: Feed, sampling: Sampling) -> tuple[Tensor, None]:
-        found = find(feed.history, feed.pos, self.ngram_min, self.ngram_max, self.tokens)
-        return found.clamp(min=0), None
+        return self._find(feed).clamp(min=0), None
+
+    def _find(self, feed: Feed) -> Tensor:
+        return find(feed.history, feed.pos, self.ngram_min, self.ngram_max, self.tokens)
 
 
 def find(text: Tensor, last: Tensor, ngram_min: int, ngram_max: int, count: int) -> Tensor:

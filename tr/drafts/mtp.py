@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.registry import Ops
 from kernels.sample import gumbel
-from tr.drafts.base import Feed
+from tr.drafts.base import Feed, Full
 from tr.model import layer, mtp, text
 from tr.model.sampling import Sampling
 from tr.tree import tree
@@ -25,7 +25,7 @@ class State:
 
 
 @dataclass(frozen=True, eq=False)
-class Mtp:
+class Mtp(Full):
     params: mtp.Params
     target: text.Params
     ops: Ops

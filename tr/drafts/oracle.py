@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from kernels.sample import mix
-from tr.drafts.base import Feed
+from tr.drafts.base import Feed, Full
 from tr.model.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Oracle:
+class Oracle(Full):
     """`text` holds the whole recorded sequence, prompt included; past its end nothing is drafted.
 
     A token at position p is kept if a hash of (seed, p) falls below `rate`, else replaced. The text

@@ -33,7 +33,7 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether speculation reproduced raw decoding, token for token."""
+    """Whether what a run compared was equal: speculation and raw decoding, mostly."""
 
     exact: bool
     compared_tokens: int
