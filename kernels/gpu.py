@@ -1,7 +1,12 @@
-"""Where Triton variants can run, and what their launches check.
+"""Where Triton variants can run, how launches overlap, and what they check.
 
 Kernels are compiled for CUDA tensors; with TRITON_INTERPRET=1, set before the first import of an
 operator, they run in Triton's interpreter on CPU tensors. Without Triton they are not registered.
+
+A launch with `launch_pdl=True` may start while the kernel before it in the stream still runs. Three
+rules keep that exact: every such kernel calls `wait_for_inputs` in every program, which returns
+when the kernel before has ended and its writes are visible; that one waited too, so all before it
+have ended; and until then a program touches no memory except constants such as weights.
 """
 
 import functools
@@ -18,6 +23,38 @@ INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
 SUPPORT = Support(devices=("cuda", "cpu") if INTERPRETED else ("cuda",), capability=(8, 0))
 
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+    @triton.jit
+    def wait_for_inputs(PDL: tl.constexpr):
+        """Wait for the kernel before, if this one may overlap it; see the rules above."""
+        if PDL:
+            gdc_wait()
+
+    @triton.jit
+    def let_next_start(PDL: tl.constexpr):
+        """Allow the next kernel to start once every program of this one has said so or ended."""
+        if PDL:
+            gdc_launch_dependents()
+
+
+def dependent_launch(device: torch.device) -> bool:
+    """Whether kernels on `device` overlap: the value of PDL and of the option `launch_pdl`.
+
+    True from compute capability 9.0 on, unless TR_DEPENDENT_LAUNCH=0.
+    """
+    if device.type != "cuda" or os.environ.get("TR_DEPENDENT_LAUNCH") == "0":
+        return False
+    return _capability(device) >= (9, 0)
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
 
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
@@ -28,8 +65,8 @@ def power_of_two(n: int) -> int:
 def counters(device: torch.device, n: int) -> Tensor:
     """int32 zeros [n], the same ones in every call: arrivals that programs of one launch count.
 
-    A launch leaves them at zero, so launches in stream order may share them, replayed ones too;
-    launches that overlap may not: one stream, one graph at a time.
+    A launch leaves them at zero, so launches in stream order may share them, replayed ones and
+    those that wait for their inputs too; others may not: one stream, one graph at a time.
     Raises ValueError where their first use is inside a graph capture, which would not zero them.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -1,13 +1,13 @@
 """One launch over the keys' blocks, dealt round in turn to a fixed number of splits.
 
-Split s takes the blocks s, s + SPLITS, s + 2 SPLITS ... of the cache, whatever the context: the
+Split s takes the runs s, s + SPLITS, s + 2 SPLITS ... of RUN blocks, whatever the context: the
 grid is fixed, the position is read on the device, and splits that no block reaches leave at once. A
 block that lies wholly after a row's position changes nothing for it, to the bit (weight exp2(-inf)
 is 0, factor exp2(0) is 1), so neither the call's other rows nor its length enter a row's sums.
 
 Splits leave partial results and count their arrivals. The last of FAN neighbours folds theirs, the
-last of those folds what they left and writes the rows; counters end at zero. Folding follows the
-order of splits and adds zeros where there is nothing.
+last of those folds what they left and writes the rows; counters end at zero. Folding takes live
+splits in their order, FOLD query heads at a time.
 
 Keys and values stand on the M side of both products, the packed query heads of a few rows on the N
 side, whose width is fixed; more rows mean more programs, neighbours that share the keys through L2.
@@ -27,7 +27,17 @@ from torch import Tensor
 
 from kernels.attention_decode.reference import fake
 from kernels.define import FLOAT8, MAX_ROWS, variant
-from kernels.gpu import INTERPRETED, SUPPORT, check, counters, power_of_two, same_dtype
+from kernels.gpu import (
+    INTERPRETED,
+    SUPPORT,
+    check,
+    counters,
+    dependent_launch,
+    let_next_start,
+    power_of_two,
+    same_dtype,
+    wait_for_inputs,
+)
 from kernels.rounding import PLAIN, float8_words, rounded
 
 LOG2_E = 1.4426950408889634
@@ -79,6 +89,17 @@ def _arrive(counter_ptr, expected):
 
 
 @triton.jit
+def _partial(at, live, out_ptr, peak_ptr, total_ptr, D: tl.constexpr):
+    """A partial result, which another program may have left: out [.., d], peak, total [columns]."""
+    peak = tl.load(peak_ptr + at, mask=live, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(total_ptr + at, mask=live, other=0.0, cache_modifier=".cg")
+    d = tl.arange(0, D)[None, :]
+    own = live[:, None] & (d >= 0)
+    out = tl.load(out_ptr + at[:, None] * D + d, mask=own, other=0.0, cache_modifier=".cg")
+    return out, peak, total
+
+
+@triton.jit
 def _fold(
     slot,
     count,
@@ -97,37 +118,48 @@ def _fold(
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,
     FAN: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """Partial results `slot` .. `slot + count - 1` of rows `row` .. `rows - 1` as the one `into`.
 
     Where `into` is negative, they are all there are: then y's rows are written.
     """
     dtype = y_ptr.dtype.element_ty
-    i = tl.arange(0, FAN)[:, None]
-    h = tl.arange(0, WIDTH)
-    d = tl.arange(0, D)
-    live = (i < count) & (h < GROUP)[None, :]
-    mask = (h < GROUP)[:, None] & (d >= 0)[None, :]
-    for r in range(0, rows - row):
-        at = (slot + i) * COLUMNS + r * WIDTH + h[None, :]
-        peaks = tl.load(peak_ptr + at, mask=live, other=float("-inf"), cache_modifier=".cg")
-        totals = tl.load(total_ptr + at, mask=live, other=0.0, cache_modifier=".cg")
-        at = at[:, :, None] * D + d[None, None, :]
-        outs = tl.load(out_ptr + at, mask=live[:, :, None], other=0.0, cache_modifier=".cg")
+    d = tl.arange(0, D)[None, :]
+    slots = tl.arange(0, FAN)[:, None]
+    for start in range(0, (rows - row) * WIDTH, CHUNK):
+        column = start + tl.arange(0, CHUNK)
+        r = row + column // WIDTH
+        head = column % WIDTH
+        live = (r < rows) & (head < GROUP)
+        at = slot * COLUMNS + column
+        part, weight, mass = _partial(at, live, out_ptr, peak_ptr, total_ptr, D)
+        every = peak_ptr + slots * COLUMNS + at[None, :]
+        valid = (slots < count) & live[None, :]
+        peaks = tl.load(every, mask=valid, other=float("-inf"), cache_modifier=".cg")
         peak = tl.max(peaks, axis=0)
-        share = tl.exp2(peaks - _origin(peak)[None, :])
-        total = tl.sum(share * totals, axis=0)
-        out = tl.sum(share[:, :, None] * outs, axis=0)
+        origin = _origin(peak)
+        total = tl.zeros([CHUNK], tl.float32)
+        out = tl.zeros([CHUNK, D], tl.float32)
+        for _ in range(count):  # the next is under way during this one
+            at += COLUMNS
+            more = live & (at < (slot + count) * COLUMNS)
+            next_part, next_weight, next_mass = _partial(at, more, out_ptr, peak_ptr, total_ptr, D)
+            share = tl.exp2(weight - origin)
+            total += mass * share
+            out = tl.fma(part, tl.broadcast_to(share[:, None], out.shape), out)
+            part, weight, mass = next_part, next_weight, next_mass
+        mask = live[:, None] & (d >= 0)
         if into < 0:
-            own = ((row + r) * HEADS + kv * GROUP + h)[:, None] * D + d[None, :]
+            own = (r * HEADS + kv * GROUP + head)[:, None] * D + d
             gate = tl.load(gate_ptr + own, mask=mask, other=0.0).to(tl.float32)
             y = rounded(out / total[:, None], dtype) * rounded(1.0 / (1.0 + tl.exp(-gate)), dtype)
             tl.store(y_ptr + own, rounded(y, dtype).to(dtype), mask=mask)
         else:
-            place = into * COLUMNS + r * WIDTH + h
-            tl.store(peak_ptr + place, peak, mask=h < GROUP)
-            tl.store(total_ptr + place, total, mask=h < GROUP)
-            tl.store(out_ptr + place[:, None] * D + d[None, :], out, mask=mask)
+            place = into * COLUMNS + column
+            tl.store(peak_ptr + place, peak, mask=live)
+            tl.store(total_ptr + place, total, mask=live)
+            tl.store(out_ptr + place[:, None] * D + d, out, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -152,11 +184,14 @@ def _attend(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    RUN: tl.constexpr,
     SPLITS: tl.constexpr,
     FAN: tl.constexpr,
+    FOLD: tl.constexpr,
     STAGES: tl.constexpr,
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
     COLUMNS: tl.constexpr = ROWS * WIDTH  # row-major (row, head of the group, padded)
@@ -166,11 +201,16 @@ def _attend(
     above = tl.program_id(0) * ROWS
     split = tl.program_id(1)
     kv = tl.program_id(2)
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     first = tl.load(pos_ptr).to(tl.int32)
     stop = tl.minimum(first + tl.minimum(above + ROWS, rows), capacity)
     blocks = (stop + BLOCK - 1) // BLOCK
-    if split >= blocks:
+    runs = (blocks + RUN - 1) // RUN
+    if split >= runs:
         return
+    rounds = (runs - split + SPLITS - 1) // SPLITS  # the last of all runs may be short
+    short = tl.where((runs - 1) % SPLITS == split, runs * RUN - blocks, 0)
     column = tl.arange(0, COLUMNS)
     row = above + column // WIDTH
     head = kv * GROUP + column % WIDTH
@@ -194,8 +234,8 @@ def _attend(
     v_ptr += cache + local[None, :] * LINE + j[:, None]
     peak = tl.full([COLUMNS], float("-inf"), tl.float32)
     total = tl.zeros([COLUMNS], tl.float32)
-    for block in tl.range(split, blocks, SPLITS, num_stages=STAGES):
-        at = block * BLOCK
+    for i in tl.range(0, rounds * RUN - short, num_stages=STAGES):
+        at = ((split + i // RUN * SPLITS) * RUN + i % RUN) * BLOCK
         ks = _load(k_ptr + at * LINE, PARTS, CHUNK, FLOAT8)
         scores = tl.zeros([BLOCK, COLUMNS], tl.float32)
         for c in tl.static_range(PARTS):
@@ -226,7 +266,7 @@ def _attend(
         tl.store(out_ptr + place, outs[c], mask=live[None, :])
 
     arrived_ptr += group * (FANS + 1)
-    splits = tl.minimum(blocks, SPLITS)
+    splits = tl.minimum(runs, SPLITS)
     fans = (splits + FAN - 1) // FAN
     fan = split // FAN
     count = tl.minimum(splits - fan * FAN, FAN)
@@ -234,20 +274,21 @@ def _attend(
     if _arrive(arrived_ptr + fan, count):
         _fold(
             base + fan * FAN, count, tl.where(fans > 1, base + SPLITS + fan, -1), above, end, kv,
-            gate_ptr, y_ptr, out_ptr, peak_ptr, total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, FAN,
+            gate_ptr, y_ptr, out_ptr, peak_ptr, total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH,
+            FAN, FOLD,
         )  # fmt: skip
         if fans > 1:
             if _arrive(arrived_ptr + FANS, fans):
                 _fold(
                     base + SPLITS, fans, -1, above, end, kv,
                     gate_ptr, y_ptr, out_ptr, peak_ptr, total_ptr,
-                    HEADS, GROUP, D, COLUMNS, WIDTH, FAN,
+                    HEADS, GROUP, D, COLUMNS, WIDTH, FAN, FOLD,
                 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the keys are dealt to programs. Part of the numerics: all but `stages` and `warps`."""
+    """How the keys are dealt to programs. All but `stages`, `warps`, `fold` are numerics."""
 
     splits: int  # per key-value head
     block: int  # keys at a time
@@ -255,6 +296,8 @@ class Plan:
     parts: int  # that the dims of one product are cut into: more hold fewer registers
     stages: int
     warps: int = 4
+    run: int = 1  # neighbouring blocks that one split takes: longer ones need fewer folds
+    fold: int = 16  # query heads whose partial results are folded at a time
 
 
 def plan(device: torch.device, heads: int, kv_heads: int, d: int, dtype: torch.dtype) -> Plan:
@@ -308,6 +351,7 @@ def launch(
     float8 = k_cache.dtype == torch.float8_e4m3fn
     if float8:
         k_cache, v_cache = k_cache.view(torch.int32), v_cache.view(torch.int32)
+    overlap = dependent_launch(q.device)
     _attend[(groups, chosen.splits, kv_heads)](
         q,
         gate,
@@ -329,13 +373,17 @@ def launch(
         ROWS=chosen.rows,
         WIDTH=width,
         BLOCK=chosen.block,
+        RUN=chosen.run,
         SPLITS=chosen.splits,
         FAN=fan,
+        FOLD=min(chosen.fold, chosen.rows * width),
         STAGES=chosen.stages,
         FLOAT8=float8,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PDL=overlap,
         num_warps=chosen.warps,
         enable_fp_fusion=False,
+        launch_pdl=overlap,
     )
     return y
 

@@ -8,7 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.define import variant
-from kernels.gpu import SUPPORT, check, same_dtype
+from kernels.gpu import (
+    SUPPORT,
+    check,
+    dependent_launch,
+    let_next_start,
+    same_dtype,
+    wait_for_inputs,
+)
 from kernels.qk_rope_store.reference import fake
 from kernels.rounding import float8_codes, rounded
 
@@ -81,7 +88,10 @@ def _qk_rope_store(
     D: tl.constexpr,
     HALF: tl.constexpr,
     FLOAT8: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)  # of queries, then of keys
     col = tl.arange(0, D)
@@ -147,6 +157,7 @@ def qk_rope_store(
     heads = (qkv.shape[1] // d - 2 * kv_heads) // 2
     q, gate = qkv.new_empty(rows, heads, d), qkv.new_empty(rows, heads * d)
     caches = [c.view(torch.uint8) if float8 else c for c in (k_cache, v_cache)]
+    overlap = dependent_launch(qkv.device)
     _qk_rope_store[(rows, heads + kv_heads)](
         qkv,
         q_norm,
@@ -165,7 +176,9 @@ def qk_rope_store(
         D=d,
         HALF=half,
         FLOAT8=float8,
+        PDL=overlap,
         num_warps=1,
         enable_fp_fusion=False,
+        launch_pdl=overlap,
     )
     return q, gate

@@ -8,7 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.define import variant
-from kernels.gpu import SUPPORT, check, power_of_two
+from kernels.gpu import (
+    SUPPORT,
+    check,
+    dependent_launch,
+    let_next_start,
+    power_of_two,
+    wait_for_inputs,
+)
 from kernels.rms_norm.reference import fake, fake_add, fake_unfold
 from kernels.rounding import rounded
 
@@ -17,7 +24,18 @@ WIDTHS = replace(SUPPORT, most={"d": WIDEST})
 
 
 @triton.jit
-def _rms_norm(x_ptr, weight_ptr, y_ptr, d, eps, PLAIN_GAIN: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm(
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    d,
+    eps,
+    PLAIN_GAIN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < d
@@ -33,7 +51,11 @@ def _rms_norm(x_ptr, weight_ptr, y_ptr, d, eps, PLAIN_GAIN: tl.constexpr, BLOCK:
 
 
 @triton.jit
-def _add_rms_norm(x_ptr, delta_ptr, weight_ptr, s_ptr, y_ptr, d, eps, BLOCK: tl.constexpr):
+def _add_rms_norm(
+    x_ptr, delta_ptr, weight_ptr, s_ptr, y_ptr, d, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < d
@@ -48,7 +70,18 @@ def _add_rms_norm(x_ptr, delta_ptr, weight_ptr, s_ptr, y_ptr, d, eps, BLOCK: tl.
 
 
 @triton.jit
-def _unfold_norm(x_ptr, squares_ptr, y_ptr, d, parts, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _unfold_norm(
+    x_ptr,
+    squares_ptr,
+    y_ptr,
+    d,
+    parts,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     row = tl.program_id(0)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     part = tl.arange(0, PARTS)
@@ -60,7 +93,7 @@ def _unfold_norm(x_ptr, squares_ptr, y_ptr, d, parts, PARTS: tl.constexpr, BLOCK
 
 
 def _block(operator: str, x: Tensor, weight: Tensor) -> dict[str, int]:
-    """A block as wide as the row, and a warp for every 512 columns (1 to 16)."""
+    """Options: a block as wide as the row, a warp for every 512 columns (1 to 16), overlap."""
     d = x.shape[-1]
     if weight.shape != (d,):
         raise ValueError(f"{operator}: a gain of {tuple(weight.shape)} for rows of width {d}")
@@ -70,7 +103,13 @@ def _block(operator: str, x: Tensor, weight: Tensor) -> dict[str, int]:
             f" use kernel.{operator}=reference"
         )
     block = power_of_two(d)
-    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16), "enable_fp_fusion": False}
+    warps = min(max(block // 512, 1), 16)
+    return {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": False, **_overlap(x)}
+
+
+def _overlap(x: Tensor) -> dict[str, int]:
+    overlap = dependent_launch(x.device)
+    return {"PDL": overlap, "launch_pdl": overlap}
 
 
 def launch(x: Tensor, weight: Tensor, eps: float, plain: bool) -> Tensor:
@@ -127,6 +166,14 @@ def unfold_norm(x: Tensor, squares: Tensor) -> Tensor:
     if y.numel():
         grid = (rows, triton.cdiv(d, 1024))
         _unfold_norm[grid](
-            x, squares, y, d, parts, PARTS=power_of_two(parts), BLOCK=1024, enable_fp_fusion=False
+            x,
+            squares,
+            y,
+            d,
+            parts,
+            PARTS=power_of_two(parts),
+            BLOCK=1024,
+            enable_fp_fusion=False,
+            **_overlap(x),
         )
     return y

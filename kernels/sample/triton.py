@@ -15,7 +15,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.define import MAX_ROWS, variant
-from kernels.gpu import INTERPRETED, SUPPORT, check, counters, power_of_two
+from kernels.gpu import (
+    INTERPRETED,
+    SUPPORT,
+    check,
+    counters,
+    dependent_launch,
+    let_next_start,
+    power_of_two,
+    wait_for_inputs,
+)
 from kernels.rounding import log1p
 from kernels.sample.reference import fake
 
@@ -97,7 +106,10 @@ def _cut(
     stride,
     WIDE: tl.constexpr,
     STEP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     row = tl.program_id(0)
     heat = tl.load(temperature_ptr).to(tl.float32)
     k = tl.load(top_k_ptr).to(tl.int32)
@@ -213,7 +225,10 @@ def _best(
     stride,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     row = tl.program_id(1)
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = token < ids
@@ -273,6 +288,7 @@ def sample(
     key, token_of_key = (int32(rows, ids, dtype=torch.int32) for _ in range(2))
     token = int32(rows, blocks, dtype=torch.int32)
     out = int32(rows, dtype=torch.int64)
+    overlap = dependent_launch(logits.device)
     _cut[(rows,)](
         logits,
         temperature,
@@ -288,8 +304,10 @@ def sample(
         logits.stride(0),
         WIDE=WIDE,
         STEP=STEP,
+        PDL=overlap,
         num_warps=16,
         enable_fp_fusion=False,
+        launch_pdl=overlap,
     )
     _best[(blocks, rows)](
         logits,
@@ -308,7 +326,9 @@ def sample(
         logits.stride(0),
         BLOCK=BLOCK,
         BLOCKS=power_of_two(blocks),
+        PDL=overlap,
         num_warps=8,
         enable_fp_fusion=False,
+        launch_pdl=overlap,
     )
     return out

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.define import variant
-from kernels.gpu import SUPPORT, check
+from kernels.gpu import SUPPORT, check, dependent_launch, let_next_start, wait_for_inputs
 from kernels.rounding import rounded
 from kernels.silu_mul.reference import fake
 
@@ -13,7 +13,9 @@ BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul(gate_up_ptr, y_ptr, d, BLOCK: tl.constexpr):
+def _silu_mul(gate_up_ptr, y_ptr, d, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     row = tl.program_id(0)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < d
@@ -32,5 +34,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     y = gate_up.new_empty(rows, d)
     if y.numel():
         grid = (rows, triton.cdiv(d, BLOCK))
-        _silu_mul[grid](gate_up, y, d, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False)
+        overlap = dependent_launch(y.device)
+        _silu_mul[grid](
+            gate_up,
+            y,
+            d,
+            BLOCK=BLOCK,
+            PDL=overlap,
+            num_warps=4,
+            enable_fp_fusion=False,
+            launch_pdl=overlap,
+        )
     return y

@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 
 import kernels.gpu
 from kernels.define import VARIANTS
+from kernels.int4_matmul.plan import Plan
 from tests.kernels.compiled_cases import BY_ROWS, CASES, arguments
 
 TYPES = {
@@ -36,6 +37,7 @@ TYPES = {
     torch.uint8: "*u8",
     torch.float8_e4m3fn: "*fp8e4nv",
 }
+AHEAD = Plan(1, 1).ahead
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -79,8 +81,22 @@ def specialised(fn: JITFunction, named: dict[str, Any]) -> tuple[dict, dict, dic
 
 
 def build(fn: JITFunction, named: dict[str, Any], options: dict[str, Any], capability: int) -> Any:
+    """As on a card of that capability, which overlaps launches from 9.0 on."""
+    if "PDL" in named:
+        overlap = capability >= 90
+        named = named | {"PDL": overlap}
+        options = options | {"launch_pdl": overlap}
+        if "AHEAD" in named:
+            named["AHEAD"] = AHEAD if overlap else 0
     source = ASTSource(fn, *specialised(fn, named))
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def early(ptx: str) -> int:
+    """Accesses to global memory ahead of the wait for the kernel before; -1 without a wait."""
+    head, wait, _ = ptx.partition("griddepcontrol.wait")
+    access = r"\b(?:ld|st|atom|red)\.[\w.]*global|\bcp\.async\.c[ag]\."
+    return len(re.findall(access, head)) if wait else -1
 
 
 def resources(compiled: Any) -> dict[str, int]:
@@ -99,7 +115,8 @@ def resources(compiled: Any) -> dict[str, int]:
         "shared": compiled.metadata.shared,
         "warps": compiled.metadata.num_warps,
         "barriers": len(re.findall(r"\bbar\.sync|\bbarrier\.", ptx)),
-        "fma": len(re.findall(r"\bfma\.rn\.f32", ptx)),
+        "contractible": len(re.findall(r"\b(?:mul|add|sub)\.f32", ptx)),
+        "early": early(ptx),
         "wgmma": len(re.findall(r"\bwgmma\.mma_async", ptx)),
         "mma": len(re.findall(r"\bmma\.sync", ptx)),
     }

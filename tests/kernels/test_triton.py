@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ pytest.importorskip("triton")
 import kernels.gpu  # noqa: E402
 from kernels.attention_decode.triton import Plan  # noqa: E402
 from kernels.attention_decode.triton import launch as attend  # noqa: E402
-from kernels.gpu import counters  # noqa: E402
+from kernels.gpu import counters, dependent_launch  # noqa: E402
 
 FLOAT8 = torch.float8_e4m3fn
 interpreter = pytest.mark.interpreter
@@ -49,8 +50,10 @@ def test_every_kernel_fits_an_h200(compiled):
         assert line["shared"] <= 232448, line
         if line["kernel"] == "_attend":
             assert line["wgmma"] > 0 and line["mma"] == 0, line
+        if line["kernel"] not in ("_attend", "_gated_delta_step"):
+            assert line["early"] == 0, line  # nothing is read before the kernel before has ended
         if line["kernel"] == "_gated_delta_step":
-            assert line["fma"] == 0, line
+            assert line["contractible"] == 0, line
 
 
 def test_a_layer_s_operators_are_one_launch(compiled):
@@ -116,15 +119,17 @@ def test_attention_over_a_float8_cache(name):
 
 
 @interpreter
-@pytest.mark.parametrize("pos", [0, 1, 62, 63, 254, 255, 318, 700])
-def test_attention_at_the_seams_of_blocks_and_splits(pos):
-    """Blocks of 64 in turn to 5 splits, which fold as 4 and 1: 256 keys are the first fold's.
+@pytest.mark.parametrize("run, pos", [(1, p) for p in (0, 1, 62, 63, 254, 255, 318, 700)]
+                         + [(2, p) for p in (118, 127, 510, 575, 700)])  # fmt: skip
+def test_attention_at_the_seams_of_blocks_and_splits(run, pos):
+    """Runs of blocks of 64 in turn to 5 splits, which fold as 4 and 1.
 
-    At 254 and 255 the rows of one program need one fold or two; alone, they give the same bits.
+    The first fold has 256 keys, or 512 where a run is two blocks. At 254, 255 and 510 the rows of
+    one program need one fold or two; alone, they give the same bits.
     """
     reference, _ = variants("attention_decode")
     q, gate, k, v, _ = CASES["attention_decode"].arguments(torch.float32)
-    chosen = Plan(splits=5, block=64, rows=2, parts=2, stages=1)
+    chosen = Plan(splits=5, block=64, rows=2, parts=2, stages=1, run=run)
     at = torch.tensor(pos)
     double = [t.double() for t in (q, gate, k, v)]
     got = attend(q, gate, k, v, at, chosen)
@@ -132,6 +137,14 @@ def test_attention_at_the_seams_of_blocks_and_splits(pos):
     for i in (0, 1, 9):
         alone = attend(q[i : i + 1].clone(), gate[i : i + 1].clone(), k, v, at + i, chosen)
         assert torch.equal(alone[0], got[i])
+
+
+@interpreter
+def test_attention_folds_the_same_in_any_number_of_pieces():
+    q, gate, k, v, pos = CASES["attention_decode"].arguments(torch.float32)
+    chosen = Plan(splits=5, block=64, rows=4, parts=1, stages=1)
+    a, b = (attend(q, gate, k, v, pos, replace(chosen, fold=n)) for n in (2, 8))
+    assert torch.equal(a, b)
 
 
 @interpreter
@@ -144,13 +157,23 @@ def test_counters_are_shared_and_left_at_zero():
     # 4 groups of rows at most, 2 key-value heads, 2 folds and one over them
     assert not counters(q.device, 4 * 2 * 3).any()
     variants("gated_delta_step")[1](*CASES["gated_delta_step"].arguments(torch.float32))
-    assert not counters(q.device, 6 + 2).any()
+    assert not counters(q.device, 2).any()
 
 
 def test_counters_refuse_their_first_use_inside_a_capture(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(ValueError, match="run the step once before its capture"):
         counters(torch.device("cuda", 7), 3)
+
+
+@pytest.mark.parametrize("capability, overlaps", [((8, 6), False), ((9, 0), True), ((12, 0), True)])
+def test_launches_overlap_from_hopper_on_unless_told_not_to(monkeypatch, capability, overlaps):
+    device = torch.device("cuda", 7)
+    monkeypatch.setattr(kernels.gpu, "_capability", lambda device: capability)
+    monkeypatch.delenv("TR_DEPENDENT_LAUNCH", raising=False)
+    assert dependent_launch(device) == overlaps and not dependent_launch(torch.device("cpu"))
+    monkeypatch.setenv("TR_DEPENDENT_LAUNCH", "0")
+    assert not dependent_launch(device)
 
 
 CUTS = [
