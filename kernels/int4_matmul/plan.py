@@ -16,8 +16,8 @@ class Plan:
     programs: int
     warps: int = 4
     stages: int = 3  # copies of a unit that are under way or in use
-    dots: int = 2  # per group, 1 or 2: one waits less, two hold fewer registers
     registers: int | None = None  # at most, per thread
+    ahead: int = 4  # tiles that a program fetches into the L2 cache while the kernel before ends
 
 
 @dataclass(frozen=True)
@@ -26,32 +26,43 @@ class Deal:
 
     row_tiles: int
     per_processor: int  # programs that run side by side on one processor
+    stages: int  # where a processor has the shared memory for them
 
 
-TALL = Deal(4, 2)  # fewest instructions per weight
-LOW = Deal(2, 3)  # fewer slots per block, where blocks are few
+@dataclass(frozen=True)
+class Card:
+    processors: int
+    shared: int  # bytes of shared memory of a processor
+
+
+H200 = Card(132, 228 * 1024)
+
+TALL = Deal(4, 2, 3)  # fewest instructions per weight
+LOW = Deal(2, 3, 4)  # more programs, each sooner done: for matrices of less than 50 MB
 
 #: output rows, input width of the 27B's matrices -> the choice
 TABLE = {
-    (16384, 5120): TALL,  # Gated DeltaNet in
-    (14336, 5120): TALL,  # attention in
+    (16384, 5120): LOW,  # Gated DeltaNet in
+    (14336, 5120): LOW,  # attention in
     (34816, 5120): TALL,  # gate and up
     (5120, 6144): LOW,  # both out
-    (5120, 17408): TALL,  # down
+    (5120, 17408): LOW,  # down
     (248320, 5120): TALL,  # the head
     (131072, 5120): TALL,  # a draft's slice of it
 }
 FILE = 65536  # registers of a processor
 WARPS = 4
+STAGE = 12 * 1024  # bytes, per two tiles: their words and parameters, and the group of x
 LEAST = 3  # units per program: a shorter run is all start and end
 
 
 @functools.cache
-def plan(row_tiles: int, groups: int, processors: int, unit: int = 1, spare: int = 0) -> Plan:
+def plan(row_tiles: int, groups: int, card: Card, unit: int = 1, spare: int = 0) -> Plan:
     """The plan for `row_tiles` tiles of 64 rows and `groups` groups of 128 inputs.
 
     Blocks have a multiple of `unit` tiles; `spare` programs are left for other work in the same
-    launch. Shapes outside the table take the tallest blocks that divide the rows.
+    launch. Shapes outside the table take the tallest blocks that divide the rows. `stages` is the
+    one choice that a card's shared memory makes, for it is not numerics.
     """
     deal = TABLE.get((64 * row_tiles, 128 * groups), TALL)
     tall = next((t for t in (4, 2, 1) if t <= deal.row_tiles and not row_tiles % t), 1)
@@ -61,7 +72,9 @@ def plan(row_tiles: int, groups: int, processors: int, unit: int = 1, spare: int
             f"int4_matmul: {64 * row_tiles} output rows are not whole blocks of {64 * unit}"
         )
     units = row_tiles // tall * groups
-    most = max(1, deal.per_processor * processors - spare)
+    most = max(1, deal.per_processor * card.processors - spare)
     cap = FILE // (32 * WARPS * deal.per_processor) // 8 * 8
     programs = max(1, min(most, units // LEAST))
-    return Plan(tall, programs, WARPS, registers=cap if cap < 255 else None)
+    fits = deal.per_processor * deal.stages * STAGE <= card.shared
+    stages = deal.stages if fits else Plan.stages
+    return Plan(tall, programs, WARPS, stages, cap if cap < 255 else None)

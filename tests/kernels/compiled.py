@@ -88,6 +88,8 @@ def build(fn: JITFunction, named: dict[str, Any], options: dict[str, Any], capab
         options = options | {"launch_pdl": overlap}
         if "AHEAD" in named:
             named["AHEAD"] = AHEAD if overlap else 0
+            if capability != 90:  # as plan.py has it for little shared memory
+                named["STAGES"] = Plan.stages
     source = ASTSource(fn, *specialised(fn, named))
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 

@@ -70,6 +70,14 @@ def main_loop(code: str) -> Counter[str]:
     return Counter(instructions[i] for i in longest if i not in skipped)
 
 
+def reductions(ttgir: str) -> dict[int, list[str]]:
+    """By columns, 8 or 16: the rest of the shape and the layout of what is summed over rows."""
+    found: dict[int, set[str]] = {8: set(), 16: set()}
+    for columns, rest in re.findall(r"\}\) : \(tensor<(8|16)x([^>]*)>\) ->", ttgir):
+        found[int(columns)].add(rest)
+    return {columns: sorted(rest) for columns, rest in found.items()}
+
+
 def report(capability: int, name: str, fn: Any, named: dict, options: dict) -> dict[str, Any]:
     kernel = build(fn, named, options, capability)
     code, usage = disassemble(kernel.asm["cubin"])
@@ -88,6 +96,7 @@ def report(capability: int, name: str, fn: Any, named: dict, options: dict) -> d
         "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
         "stack_bytes": int(re.findall(r"STACK:(\d+)", usage)[-1]),
         "shared_bytes": kernel.metadata.shared,
+        "reductions": reductions(kernel.asm["ttgir"]),
         "async_copies": loop["LDGSTS"],
         "instructions_per_weight": round(loop.total() / weights, 2),
         "loop": dict(loop.most_common(8)),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -18,9 +19,14 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from kernels.gpu import counters
-from kernels.int4_matmul.plan import TABLE, Plan, plan
-from kernels.int4_matmul.triton import launch, launch_add_norm, launch_beside, launch_gate_up
-from kernels.int4_matmul.triton import processors as count_processors
+from kernels.int4_matmul.plan import H200, TABLE, Card, Plan, plan
+from kernels.int4_matmul.triton import (
+    card,
+    launch,
+    launch_add_norm,
+    launch_beside,
+    launch_gate_up,
+)
 from kernels.rms_norm.reference import times_unit
 
 SHAPES = [  # n, k, plan: one and several tiles, stripes across blocks, padding
@@ -129,7 +135,7 @@ def test_whoever_arrives_last_finishes_the_block(monkeypatch):
     assert not counters(torch.device("cpu"), 8).any()
 
 
-FUSED = [Plan(4, 1), Plan(4, 3), Plan(2, 5), Plan(2, 1, dots=1)]
+FUSED = [Plan(4, 1), Plan(4, 3), Plan(2, 5), Plan(2, 1)]
 
 
 def unnormed(rows, n, k, dtype):
@@ -201,19 +207,21 @@ def test_gate_and_up_in_one_launch(programs, dtype):
 def test_plans_deal_the_27b_evenly():
     """Every program of an H200 has the same number of units, give or take one."""
     for (n, k), deal in TABLE.items():
-        chosen = plan(n // 64, k // 128, 132, unit=2)
+        chosen = plan(n // 64, k // 128, H200, unit=2)
         assert chosen.programs == deal.per_processor * 132
         units = n // 64 // chosen.row_tiles * (k // 128)
         assert units / chosen.programs >= 3
         assert (n // 64) % chosen.row_tiles == 0
-    assert plan(256, 40, 132, spare=6).programs == 2 * 132 - 6
+    assert plan(256, 40, H200, spare=6).programs == 3 * 132 - 6
+    small = plan(256, 40, Card(132, 100 * 1024), spare=6)
+    assert replace(small, stages=4) == plan(256, 40, H200, spare=6) != small
     for row_tiles in range(1, 40):
         for groups in range(1, 20):
-            chosen = plan(row_tiles, groups, 132)
+            chosen = plan(row_tiles, groups, H200)
             assert row_tiles % chosen.row_tiles == 0
             assert 1 <= chosen.programs <= row_tiles // chosen.row_tiles * groups
     with pytest.raises(ValueError, match="192 output rows are not whole blocks of 256"):
-        plan(3, 2, 132, unit=4)
+        plan(3, 2, H200, unit=4)
 
 
 @pytest.mark.parametrize(
@@ -272,9 +280,13 @@ def test_cross_compiled_kernels_use_tensor_cores_and_fit(tmp_path):
         assert r["spills"] == 0 and r["stack_bytes"] == 0, r
         assert r["wgmma"] if r["capability"] == 90 else r["mma"], r
         assert r["async_copies"] > 0, r
+        assert r["early"] == (-1 if r["capability"] == 86 else 0), r  # 86 cannot overlap
         per_processor = 2 if r["row_tiles"] == 4 else 3  # what the plan counts on, any card
-        assert per_processor * r["shared_bytes"] <= 99 * 1024, r
+        large = r["capability"] == 90 and r["row_tiles"] == 2  # where plan.py takes more stages
+        assert per_processor * r["shared_bytes"] <= (227 if large else 99) * 1024, r
         assert per_processor * r["registers"] * 32 * r["warps"] <= 65536, r
+        few, many = (set(r["reductions"][columns]) for columns in ("8", "16"))
+        assert few <= many, r  # sums are taken in one order for all row counts
         if r["row_tiles"] == 4:
             assert r["instructions_per_weight"] <= 2.6, r
 
@@ -283,7 +295,7 @@ def test_cross_compiled_kernels_use_tensor_cores_and_fit(tmp_path):
 @pytest.mark.parametrize("n, k", [(1024, 5120), (5120, 640), (200, 256)])
 def test_packed_equals_plain_on_a_card(n, k):
     x, tiles, splits = inputs(16, n, k, torch.bfloat16, "cuda")
-    chosen = plan(*tiles.shape[:2], count_processors(x.device))
+    chosen = plan(*tiles.shape[:2], card(x.device))
     packed = launch(x, tiles, splits, chosen=chosen, packed=True)
     plain = launch(x, tiles, splits, chosen=chosen, packed=False)
     exact = exactly(x, tiles, splits)
