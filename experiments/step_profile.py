@@ -1,8 +1,10 @@
 """Where a step's time goes: launches, microseconds and bytes by operator, and the gaps between.
 
 On CUDA a captured step is profiled: `step_us` is its time without the profiler, `busy_us` the sum
-of its kernels under it, `gap_us` what is left. On a CPU all three come from the profiled run, and
-`launches` counts calls of operators. A step's rows are all pending when it starts, as if accepted.
+of its kernels under it, `gap_us` what is left. Where launches overlap, a kernel's time includes its
+wait for the one before, so that their sum exceeds the step. On a CPU all three come from the
+profiled run, and `launches` counts calls of operators. A step's rows are all pending when it
+starts, as if accepted.
 """
 
 import dataclasses
@@ -18,6 +20,7 @@ from experiments.ceilings import ceilings, wall_gb_per_s
 from experiments.repeat import draft, put, state_at
 from experiments.stepping import step_ms
 from experiments.trace import PREFIX, Parts, Trace, counted, owners_of, record, scoped, split
+from kernels.gpu import dependent_launch
 from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
 from tr.decode.step import Model, State
@@ -27,6 +30,10 @@ from tr.report.record import Outcome
 from tr.roofline import plan
 
 STEP = "step"  # the scope around a whole step on a CPU
+OVERLAP = (
+    "launches overlap: a kernel's time includes its wait for the one before; TR_DEPENDENT_LAUNCH=0"
+    " gives each its own"
+)
 
 
 @dataclass
@@ -99,7 +106,8 @@ def run(config: Config) -> Outcome:
             }
             for name, us in sorted(parts.us.items(), key=lambda item: -item[1])
         }
-    return Outcome(figures, warnings=made.warnings, device=limits)
+    said = made.warnings + ((OVERLAP,) if dependent_launch(device) else ())
+    return Outcome(figures, warnings=said, device=limits)
 
 
 def _eager(made: Assembly, **changes: Any) -> Model:

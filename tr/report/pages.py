@@ -17,12 +17,12 @@ NOTHING = "No records are committed yet."
 
 #: experiments that the README shows, and what of their figures
 HEADLINES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "dflash2_verify": dict,
     "decode": dict,
     "verify_cost": dict,
     "step_profile": dict,
     "compile_compare": dict,
     "kernel_bench": fast_matmuls,
-    "dflash2_verify": dict,
 }
 
 #: experiments that compare something else than speculation, and what holds where they find no fault
@@ -94,9 +94,8 @@ def write_report(records: Mapping[str, Mapping[str, Any]], folder: Path) -> Path
 
 
 def figures_block(folder: Path = RECORDS) -> str:
-    """What stands between the README's markers: headline records, cards first, the others by name.
-
-    A device's records come in the order of HEADLINES.
+    """What stands between the README's markers: headline records in the order of HEADLINES, and the
+    others by name.
     """
     found, sections, others = [], [], []
     order = list(HEADLINES)
@@ -104,8 +103,7 @@ def figures_block(folder: Path = RECORDS) -> str:
         record, title = load(path), str(path.relative_to(folder).with_suffix(""))
         if (name := record["experiment"]) in HEADLINES:
             shown = {**record, "figures": HEADLINES[name](record["figures"])}
-            on_cpu = record["device"].get("kind") == "cpu"
-            found.append(((on_cpu, title.partition("/")[0], order.index(name), title), shown))
+            found.append(((order.index(name), title), shown))
         else:
             others.append(f"`{title}`")
     for (*_, title), shown in sorted(found, key=lambda item: item[0]):
