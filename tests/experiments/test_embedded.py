@@ -1,0 +1,35 @@
+"""Every measuring experiment runs on the embedded model as it does on a card."""
+
+import json
+
+import pytest
+
+from tr import experiment
+from tr.overrides import load
+
+RUNS = {
+    "plan": (),
+    "decode": ("params.contexts=[0,100]", "params.rounds=1"),
+    "verify_cost": ("params.rows=[1,8]", "params.rounds=1"),
+    "kernel_bench": (
+        "params.rows=[1,8]",
+        "params.variants=[tile]",
+        "params.rounds=1",
+        "params.cold_bytes=0",
+    ),
+    "step_profile": ("params.steps=1",),
+    "compile_compare": ("params.backends=[eager,cuda_graph]", "params.rounds=1"),
+    "replay_check": ("params.steps=4", "params.rows=[1,8]"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_on_the_embedded_model(name, tmp_path):
+    config = load([f"+exp={name}", "model=tiny", "device=cpu", "threads=1", *RUNS[name]])
+    config.output = str(tmp_path / "out")
+    assert experiment.run(config, "test") == 0
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["experiment"] == name and record["figures"]
+    assert (tmp_path / "out" / "report.md").stat().st_size > 0
+    if record["verdict"] is not None:
+        assert record["verdict"]["exact"]
