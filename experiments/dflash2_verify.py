@@ -71,7 +71,8 @@ def run(config: Config) -> Outcome:
                 drafts = []
                 if oracle and name.startswith("speculative"):
                     recorded = results[name.replace("speculative", "raw")][1]
-                    drafts = [replay(oracle, a, b) for a, b in zip(few, recorded, strict=True)]
+                    pairs = zip(few, recorded, strict=True)
+                    drafts = [replay(oracle, a, b, greedy.seed.device) for a, b in pairs]
                 results[name] = tally(
                     job, few, family in LOOPS_COUNT, lambda n, bar=bar: bars.advance(bar, n), drafts
                 )
@@ -87,9 +88,12 @@ def run(config: Config) -> Outcome:
     return Outcome(figures, verdict, oracle is not None, made.warnings)
 
 
-def replay(config: OracleDraft, prompt: list[int], output: list[int]) -> Oracle:
+def replay(
+    config: OracleDraft, prompt: list[int], output: list[int], device: torch.device
+) -> Oracle:
     """A draft that knows what raw decoding wrote after `prompt`."""
-    return Oracle(torch.tensor(prompt + output), config.tokens, config.rate, config.seed)
+    known = torch.tensor(prompt + output, device=device)
+    return Oracle(known, config.tokens, config.rate, config.seed)
 
 
 def family_figures(results: dict[str, tuple[Tally, list[list[int]]]]) -> dict[str, Any]:
