@@ -4,7 +4,6 @@ Prompts are cuts of the prompt group's texts whose lengths have the given residu
 chunks and blocks of the operators begin and end. End tokens do not stop a text.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,12 +36,13 @@ def run(config: Config) -> Outcome:
     for name in o.strategies:
         if name not in STRATEGIES:
             raise ValueError(unknown("params.strategies: unknown strategy", name, STRATEGIES))
+    oracle = OracleDraft(tokens=7, rate=o.rate, seed=config.seed)
     figures: dict[str, Any] = {}
     compared, first, warnings = 0, None, ()
     for kv in o.kv:
         made = assemble(replace(config, kv=replace(config.kv, format=kv)))
         warnings += made.warnings
-        prompts = cuts(config, made, o.residues)
+        prompts, kept = cuts(config, made, o.residues), drafts(o, made, config)
         for heat in o.temperatures:
             cell = f"{kv}, temperature {heat:g}"
             figures[cell] = {
@@ -51,7 +51,8 @@ def run(config: Config) -> Outcome:
             s = sampling(heat, seed=config.seed, device=made.model.params.norm.device)
             for prompt in track(prompts, cell, "prompts"):
                 raw = text(made, Raw(), prompt, s, config).tokens
-                for name, draft in drafts(o, made, config, prompt, raw):
+                for name in o.strategies:
+                    draft = kept.get(name) or replay(oracle, prompt, raw, s.seed.device)
                     counts, values = text(made, draft, prompt, s, config), figures[cell][name]
                     values["tokens"] += len(raw)
                     values["steps"] += counts.steps
@@ -80,19 +81,15 @@ def text(made: Assembly, draft: Draft, prompt: list[int], s: Sampling, config: C
     return generate(made.model, draft, prompt, s, config.max_new_tokens, (), capacity)
 
 
-def drafts(
-    o: Options, made: Assembly, config: Config, prompt: list[int], raw: list[int]
-) -> Iterator[tuple[str, Draft]]:
-    """The strategies; dflash2 as `config.draft` says, the oracle with its drafts wrong at times."""
-    device = made.model.params.norm.device
-    for name in o.strategies:
-        if name == "oracle":
-            chosen = OracleDraft(tokens=7, rate=o.rate, seed=config.seed)
-            yield name, replay(chosen, prompt, raw, device)
-        elif name == "mtp":
-            yield name, made.draft(replace(config, draft=MtpDraft(tokens=3)))
-        elif name == "lookup":
-            found = LookupDraft(tokens=7, ngram_min=2, ngram_max=4)
-            yield name, made.draft(replace(config, draft=found))
-        else:
-            yield name, made.draft(config)
+def drafts(o: Options, made: Assembly, config: Config) -> dict[str, Draft]:
+    """The strategies that serve every prompt; dflash2 is what `config.draft` says."""
+    chosen = {
+        "mtp": MtpDraft(tokens=3),
+        "dflash2": config.draft,
+        "lookup": LookupDraft(tokens=7, ngram_min=2, ngram_max=4),
+    }
+    return {
+        name: made.draft(replace(config, draft=chosen[name]))
+        for name in o.strategies
+        if name in chosen
+    }
