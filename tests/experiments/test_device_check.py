@@ -1,29 +1,22 @@
 """The check of a device against the reference: what it accepts as a tie, and what it finds."""
 
-import json
+from functools import partial
 
 import pytest
 import torch
 
 from experiments import device_check
 from kernels.registry import Ops
-from tr import experiment
+from tests.experiments.runs import run
 from tr.assemble import EMBEDDED
 from tr.checkpoint.load import load_target
-from tr.overrides import load
 
 SMALL = ("device=cpu", "params.prompts=1", "max_new_tokens=12")
 
 
 @pytest.fixture
 def check(tmp_path):
-    def run(*args: str) -> tuple[int, dict]:
-        config = load(["+exp=device_check", *SMALL, *args])
-        config.output = str(tmp_path / "out")
-        code = experiment.run(config, "test")
-        return code, json.loads((tmp_path / "out" / "record.json").read_text())
-
-    return run
+    return partial(run, tmp_path, "+exp=device_check", *SMALL)
 
 
 def test_the_tile_operators_decode_what_the_reference_decodes(check):

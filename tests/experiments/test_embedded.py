@@ -1,11 +1,8 @@
 """Every measuring experiment runs on the embedded model as it does on a card."""
 
-import json
-
 import pytest
 
-from tr import experiment
-from tr.overrides import load
+from tests.experiments.runs import record_of
 
 RUNS = {
     "plan": (),
@@ -25,10 +22,9 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_on_the_embedded_model(name, tmp_path):
-    config = load([f"+exp={name}", "model=tiny", "device=cpu", "threads=1", *RUNS[name]])
-    config.output = str(tmp_path / "out")
-    assert experiment.run(config, "test") == 0
-    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    record = record_of(
+        tmp_path, f"+exp={name}", "model=tiny", "device=cpu", "threads=1", *RUNS[name]
+    )
     assert record["experiment"] == name and record["figures"]
     assert (tmp_path / "out" / "report.md").stat().st_size > 0
     if record["verdict"] is not None:

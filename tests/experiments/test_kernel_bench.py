@@ -1,7 +1,5 @@
 """Every operator is measured, after it has proved right; what is wrong or refused is named."""
 
-import json
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from experiments import kernel_bench
 from experiments.ceilings import ceilings
 from kernels.benches import BENCHES
 from kernels.define import VARIANTS
-from tr import experiment
+from tests.experiments.runs import record_of
 from tr.bench import Draw
 from tr.overrides import load
 
@@ -17,10 +15,7 @@ SMALL = ("model=smoke", "weights=random", "device=cpu", "params.rounds=1", "para
 
 
 def run(tmp_path, *args):
-    config = load(["+exp=kernel_bench", *SMALL, *args])
-    config.output = str(tmp_path / "out")
-    assert experiment.run(config, "test") == 0
-    return json.loads((tmp_path / "out" / "record.json").read_text())
+    return record_of(tmp_path, "+exp=kernel_bench", *SMALL, *args)
 
 
 def test_every_operator_and_plain_variant_is_measured(tmp_path):

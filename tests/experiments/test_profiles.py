@@ -1,6 +1,5 @@
 """step_profile and compile_compare on a small model, and what they repeat a step on."""
 
-import json
 import shutil
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from experiments import step_profile
 from experiments.compile_compare import same_bits
 from experiments.repeat import draft, state_at
-from tr import experiment
+from tests.experiments.runs import record_of
 from tr.assemble import assemble, sampling_of
 from tr.overrides import load
 from tr.tree import tensors
@@ -19,10 +18,7 @@ COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
 def run(tmp_path, name, *args):
-    config = load([f"+exp={name}", *SMALL, *args])
-    config.output = str(tmp_path / "out")
-    assert experiment.run(config, "test") == 0
-    return json.loads((tmp_path / "out" / "record.json").read_text())
+    return record_of(tmp_path, f"+exp={name}", *SMALL, *args)
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,20 @@
 """The check of bits: it passes where it must, and finds a step that depends on what it must not."""
 
-import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from tr import experiment
+from tests.experiments.runs import run
 from tr.decode import step
-from tr.overrides import load
 
 SMALL = ("model=smoke", "weights=random", "device=cpu", "params.steps=6", "params.rows=[1,2,5]")
 
 
 @pytest.fixture
 def check(tmp_path):
-    def run(*args: str) -> tuple[int, dict]:
-        config = load(["+exp=replay_check", *SMALL, *args])
-        config.output = str(tmp_path / "out")
-        code = experiment.run(config, "test")
-        return code, json.loads((tmp_path / "out" / "record.json").read_text())
-
-    return run
+    return partial(run, tmp_path, "+exp=replay_check", *SMALL)
 
 
 @pytest.fixture

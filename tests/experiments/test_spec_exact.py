@@ -1,25 +1,18 @@
 """The gate over strategies: it covers every cell, and finds one wrong token."""
 
-import json
+from functools import partial
 
 import pytest
 
 from experiments import spec_exact
-from tr import experiment
-from tr.overrides import load
+from tests.experiments.runs import run
 
 SMALL = ("device=cpu", "max_new_tokens=12", "params.residues=[1,127]")
 
 
 @pytest.fixture
 def gate(tmp_path):
-    def run(*args: str) -> tuple[int, dict]:
-        config = load(["+exp=spec_exact", *SMALL, *args])
-        config.output = str(tmp_path / "out")
-        code = experiment.run(config, "test")
-        return code, json.loads((tmp_path / "out" / "record.json").read_text())
-
-    return run
+    return partial(run, tmp_path, "+exp=spec_exact", *SMALL)
 
 
 def test_every_cell_is_exact(gate):

@@ -1,12 +1,10 @@
 """The step experiments on the embedded model: what they report, and that timing leaves no trace."""
 
-import json
-
 import pytest
 import torch
 
 from experiments import repeat, stepping
-from tr import experiment
+from tests.experiments.runs import record_of
 from tr.assemble import assemble
 from tr.model.sampling import sampling
 from tr.overrides import load
@@ -20,10 +18,7 @@ def model():
 
 
 def run(tmp_path, *args):
-    config = load(["device=cpu", *args])
-    config.output = str(tmp_path / "out")
-    assert experiment.run(config, "test") == 0
-    return json.loads((tmp_path / "out" / "record.json").read_text())
+    return record_of(tmp_path, "device=cpu", *args)
 
 
 def test_decode_reports_every_context(tmp_path):
