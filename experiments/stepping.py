@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from experiments.repeat import draft
+from experiments.repeat import draft, put
 from tr.config import Config
 from tr.decode.step import Model, State
 from tr.jit import GRAPHS
@@ -24,8 +24,7 @@ def step_ms(
     A step feeds its token to the next one and the host reads nothing in between. Outside the clock
     each one is put back to where the first began, with all its rows pending as if accepted.
     """
-    context = state.feed.pos.clone()
-    kept = torch.full_like(context, rows)
+    context = int(state.feed.pos)
     strategy = draft(rows)
 
     def step() -> None:
@@ -33,12 +32,9 @@ def step_ms(
         _, _, state = model.step(strategy, state, sampling, rows)
 
     def rewind() -> None:
-        for place in (state.feed.pos, state.target.pos):
-            place.copy_(context)
-        for count in (state.feed.count, state.target.pending):
-            count.copy_(kept)
+        put(state, context, rows)
 
-    clock = _events if context.is_cuda else _wall
+    clock = _events if state.feed.pos.is_cuda else _wall
     return statistics.median(clock(step, rewind, WARMUP + rounds)[WARMUP:]), state
 
 
