@@ -40,6 +40,17 @@ if HAS_TRITON:
         if PDL:
             gdc_launch_dependents()
 
+    @triton.jit
+    def arrives_last(counter_ptr, expected):
+        """Whether this program is the last of `expected` to come here: the others' writes are
+        visible, past the L1 cache, and the counter is back at zero.
+        """
+        tl.debug_barrier()  # all that this program wrote, before its arrival
+        last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == expected - 1
+        if last:
+            tl.store(counter_ptr, 0)
+        return last
+
 
 def dependent_launch(device: torch.device) -> bool:
     """Whether kernels on `device` overlap: the value of PDL and of the option `launch_pdl`.

@@ -10,9 +10,13 @@ from torch import Tensor
 
 from kernels import (  # noqa: F401  (importing an operator registers its variants)
     attention_decode,
+    dflash_attention,
+    dflash_conv,
+    dflash_select,
     gated_delta_step,
     int4_matmul,
     matmul,
+    penalize,
     qk_rope_store,
     rms_norm,
     sample,
@@ -48,7 +52,14 @@ class Ops:
     gated_delta_step: TensorOp
     qk_rope_store: PairOp
     attention_decode: TensorOp
+    penalize: TensorOp
     sample: TensorOp
+    dflash_embed: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+    dflash_conv: PairOp
+    dflash_conv_add_norm: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+    dflash_attention: TensorOp
+    dflash_top: PairOp
+    dflash_select: TensorOp
 
 
 def select(
@@ -106,8 +117,9 @@ def fallbacks(
 ) -> tuple[str, ...]:
     """A sentence for each operator of `choose` that runs a plainer variant than it might.
 
-    Under `auto`, where a variant for this kind of device is refused; under a fast variant's name,
-    where an operator lacks it.
+    Under `auto`, where a variant for this kind of device is refused, unless a fast one stands in
+    for another fast one that newer cards have; under a fast variant's name, where an operator
+    lacks it.
     """
     target, said = _target(device), []
     for name, variant in choose(choice, overrides, device, sizes).items():
@@ -118,7 +130,9 @@ def fallbacks(
         order = BEST_FIRST.get(target.type, BEST_FIRST["cpu"]) if choice == "auto" else ()
         for better in order[: order.index(variant)] if order else ():
             support = getattr(VARIANTS[name].get(better), "support", None)
-            if support is not None and target.type in support.devices:
+            if support is None or target.type not in support.devices:
+                continue
+            if variant not in FAST or target.capability >= support.capability:
                 reason = refusal(name, better, target, (sizes or {}).get(name, ()))
                 said.append(f"kernel.{name}={better} {reason}; {variant} runs")
     return tuple(said)

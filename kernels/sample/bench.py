@@ -12,7 +12,7 @@ SEED, POS = (12345, 2**32 - 1), 600
 
 def cases(c: Widths) -> dict[str, Sizes]:
     cut = {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
-    kinds = {"greedy": {"temperature": 0.0}, "drawn": {"temperature": 1.0}, "cut": cut}
+    kinds = {"cut": cut, "greedy": {"temperature": 0.0}, "drawn": {"temperature": 1.0}}
     return {name: {"vocab": c.vocab, "ids": c.vocab, **kind} for name, kind in kinds.items()}
 
 
@@ -28,7 +28,8 @@ def inputs(
 ) -> list[Any]:
     scalars = [draw.scalar(value) for value in (POS, temperature, top_k, top_p, min_p)]
     seed = torch.tensor(SEED, device=draw.device)
-    return [draw(rows, vocab).mul_(3), *scalars, seed, ids]
+    cuts = top_k > 0 or top_p < 1 or min_p > 0
+    return [draw(rows, vocab).mul_(3), *scalars, seed, ids, cuts]
 
 
 def nbytes(logits: Tensor, *others: Any) -> int:

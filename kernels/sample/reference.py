@@ -36,10 +36,13 @@ def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
     """Ids that stay, most likely first; scores [vocab] are logits over temperature."""
     ordered, ids = scores.sort(descending=True, stable=True)
     keep = len(ids) if top_k == 0 else min(top_k, len(ids))
+    if min_p > 0:
+        keep = min(keep, int(((ordered - ordered[0]).exp() >= min_p).sum()))
+    keep = max(keep, 1)
     probability = ordered[:keep].softmax(0)
-    stay = probability >= min_p * probability[0]
-    if top_p < 1:  # a rounded sum may reach 1 before the last candidate
-        stay &= probability.cumsum(0) - probability < top_p
+    stay = probability.cumsum(0) - probability < top_p
+    if top_p >= 1:  # a rounded sum may reach 1 before the last candidate
+        stay[:] = True
     stay[0] = True
     return ids[:keep][stay]
 
@@ -53,6 +56,7 @@ def fake(
     min_p: Tensor,
     seed: Tensor,
     ids: int,
+    cuts: bool = True,
 ) -> Tensor:
     return logits.new_empty(logits.shape[0], dtype=torch.int64)
 
@@ -67,17 +71,19 @@ def sample(
     min_p: Tensor,
     seed: Tensor,
     ids: int,
+    cuts: bool = True,
 ) -> Tensor:
     """logits [rows, vocab] -> int64 [rows]; row i's token will stand at position + i.
 
     Scalars as tensors: temperature (0: greedy), top_k (0: all), top_p, min_p; seed int64 [2].
-    Ids at and past `ids` are padding of the matrix and never drawn.
+    Ids at and past `ids` are padding of the matrix and never drawn. cuts=False says that top_k,
+    top_p and min_p take nothing away and need not be looked at.
     """
     heat = float(temperature)
     if heat == 0:
         return torch.stack([argmax_lowest(row[:ids]) for row in logits])
     k, p, m = int(top_k), float(top_p), float(min_p)
-    whole = k == 0 and p >= 1 and m <= 0
+    whole = not cuts or (k == 0 and p >= 1 and m <= 0)
     out = []
     for i, row in enumerate(logits):
         scores = row[:ids].float() / heat

@@ -1,12 +1,22 @@
-"""Cut, then the best of each block and of the blocks: two launches, choices read on the device.
+"""Cuts, then the best of each block and of the blocks; choices are read on the device.
 
-The last block of a row to finish (an integer counter, left at zero) picks among the blocks' best.
-Greedy rows and rows without cuts leave `_cut` at once. Otherwise it collects the candidates that
-can stay: top-k cannot reach below the k-th best of its lanes' maxima, nor top-p below what the
-smallest possible total leaves over. Bisection over the bits of their scores then finds the score at
-which candidates end, and the last id that stays among equals: exact for any cut, slow for wide
-ones. What stays is a prefix of the order (score down, id up), as in the reference; there mass is
-summed in another order, so a candidate at the very edge of top-p may fall differently.
+Without cuts `_best` runs alone. The last block of a row to finish (an integer counter, left at
+zero) picks among the blocks' best.
+
+With cuts four launches find, in every row, the score at which candidates end and the last id that
+stays among equals. Those that read logits spread a row over many programs, as one would starve:
+
+    _peak    the largest score of each block
+    _bins    how many scores lie in each of 254 bins below the top; the last block of a row finds in
+             which bin top-k ends, and between which bins top-p must: counts bound the mass of a bin
+    _gather  the scores of those bins
+    _ends    both ends among them, by bisection
+
+Masses are 64-bit integers, exp(score - top) in steps of 2^-40, so that they add up to the same sum
+in any order: no cut depends on which block was first, nor a row on others. Bins and bounds decide
+how much `_gather` has to look at, not what it finds. What stays is a prefix of the order (score
+down, id up), as in the reference; there mass is a rounded sum of floats, so a candidate at the very
+edge of top-p may fall differently.
 """
 
 import torch
@@ -16,7 +26,6 @@ from torch import Tensor
 
 from kernels.define import MAX_ROWS, variant
 from kernels.gpu import (
-    INTERPRETED,
     SUPPORT,
     check,
     counters,
@@ -28,10 +37,10 @@ from kernels.gpu import (
 from kernels.rounding import log1p
 from kernels.sample.reference import fake
 
-BLOCK = 4096  # columns of a program that looks for its best
-WIDE = 1024 if INTERPRETED else 8192  # columns at a time of a program that reads a whole row
-STEP = 1024  # candidates at a time
-LEAST = tl.constexpr(-(2**31))
+BLOCK = 4096  # columns of a program
+BINS = 256  # the last counts what cannot stay and is not kept
+STEP = 2048  # candidates at a time; the first ones stay in registers
+LEAST = tl.constexpr(-2139095041)  # the key of -inf
 
 
 @triton.jit
@@ -66,23 +75,73 @@ def _score_of(key):
 
 
 @triton.jit
-def _above(key_ptr, n, top, bound, STEP: tl.constexpr):
-    """How many candidates have a key above `bound`, and the sum of exp(score - top) over them."""
-    count = tl.zeros([STEP], tl.int32)
-    mass = tl.zeros([STEP], tl.float32)
-    for start in range(0, n, STEP):
+def _settings(temperature_ptr, top_k_ptr, top_p_ptr, ids):
+    """Temperature, top_k or 0 where it keeps all, top_p."""
+    k = tl.load(top_k_ptr)
+    k = tl.where(k < ids, k, 0).to(tl.int32)
+    return tl.load(temperature_ptr).to(tl.float32), k, tl.load(top_p_ptr).to(tl.float32)
+
+
+@triton.jit
+def _weight(score, top):
+    """exp(score - top) in steps of 2^-40; 0 for -inf."""
+    return (tl.exp(score - top) * 1099511627776.0).to(tl.int64)
+
+
+@triton.jit
+def _bin(score, top, scale, BINS: tl.constexpr):
+    """Bins 0, 1, .. go down from the top; BINS - 2 holds all the rest."""
+    return tl.minimum(
+        tl.maximum((tl.minimum((top - score) * scale, BINS)).to(tl.int32), 0), BINS - 2
+    )
+
+
+@triton.jit
+def _alive(score, top, least, real):
+    """What min-p leaves; -inf is never drawn where there is anything else."""
+    floor = tl.where(least > 0.0, tl.minimum(least, 1.0), -1.0)
+    return (tl.exp(score - top) >= floor) & real & (score > float("-inf"))
+
+
+@triton.jit
+def _top_and_scale(
+    peak_ptr, row, heat, k, p, ids, blocks, BLOCKS: tl.constexpr, BINS: tl.constexpr
+):
+    """The best score of a row, and bins per unit of score such that the cuts end within the bins.
+
+    Every block's best is among the best `blocks`; and what lies log(ids / (1 - p)) below the top
+    weighs less than 1 - p altogether.
+    """
+    block = tl.arange(0, BLOCKS)
+    peaks = tl.load(peak_ptr + row * blocks + block, mask=block < blocks, other=float("-inf"))
+    top = tl.max(peaks, axis=0) / heat
+    lowest = tl.min(tl.where(block < blocks, peaks, float("inf")), axis=0) / heat
+    depth = tl.where(k <= blocks, top - lowest, 40.0)
+    depth = tl.where(k > 0, depth, tl.log(ids / tl.maximum(1.0 - p, 1e-9)) + 0.01)
+    depth = tl.where(depth < 1e30, depth, 40.0)
+    return top, (BINS - 2.5) / tl.maximum(depth, 1e-6)
+
+
+@triton.jit
+def _above(keys, key_ptr, n, top, bound, STEP: tl.constexpr):
+    """How many candidates have a key above `bound`, and their mass; `keys` holds the first ones."""
+    inside = keys > bound
+    count = inside.to(tl.int32)
+    mass = tl.where(inside, _weight(_score_of(keys), top), 0)
+    for start in range(STEP, n, STEP):
         i = start + tl.arange(0, STEP)
-        key = tl.load(key_ptr + i, mask=i < n, other=LEAST)
-        count += (key > bound).to(tl.int32)
-        mass += tl.where(key > bound, tl.exp(_score_of(key) - top), 0.0)
+        more = tl.load(key_ptr + i, mask=i < n, other=LEAST)
+        inside = more > bound
+        count += inside.to(tl.int32)
+        mass += tl.where(inside, _weight(_score_of(more), top), 0)
     return tl.sum(count, axis=0), tl.sum(mass, axis=0)
 
 
 @triton.jit
-def _equal(key_ptr, id_ptr, n, wanted, last, STEP: tl.constexpr):
+def _equal(keys, tokens, key_ptr, id_ptr, n, wanted, last, STEP: tl.constexpr):
     """How many candidates with an id up to `last` have this key."""
-    count = tl.zeros([STEP], tl.int32)
-    for start in range(0, n, STEP):
+    count = ((keys == wanted) & (tokens <= last)).to(tl.int32)
+    for start in range(STEP, n, STEP):
         i = start + tl.arange(0, STEP)
         key = tl.load(key_ptr + i, mask=i < n, other=LEAST)
         token = tl.load(id_ptr + i, mask=i < n, other=2147483647)
@@ -91,120 +150,260 @@ def _equal(key_ptr, id_ptr, n, wanted, last, STEP: tl.constexpr):
 
 
 @triton.jit
-def _cut(
+def _span(keys, key_ptr, n, top, scale, first, last, STEP: tl.constexpr, BINS: tl.constexpr):
+    """The least and the largest key of the candidates in bins first .. last."""
+    low = tl.full([STEP], 2147483647, tl.int32)
+    high = tl.full([STEP], LEAST, tl.int32)
+    more = keys
+    for start in range(0, n, STEP):
+        i = start + tl.arange(0, STEP)
+        if start > 0:
+            more = tl.load(key_ptr + i, mask=i < n, other=LEAST)
+        bins = _bin(_score_of(more), top, scale, BINS)
+        inside = (bins >= first) & (bins <= last) & (i < n)
+        low = tl.minimum(low, tl.where(inside, more, 2147483647))
+        high = tl.maximum(high, tl.where(inside, more, LEAST))
+    return tl.min(low, axis=0).to(tl.int64), tl.max(high, axis=0).to(tl.int64)
+
+
+@triton.jit
+def _peak(
+    logits_ptr, temperature_ptr, peak_ptr, ids, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    if tl.load(temperature_ptr) != 0.0:
+        row = tl.program_id(1)
+        col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        place = logits_ptr + row.to(tl.int64) * stride + col
+        x = tl.load(place, mask=col < ids, other=float("-inf")).to(tl.float32)
+        tl.store(peak_ptr + row * tl.num_programs(0) + tl.program_id(0), tl.max(x, axis=0))
+
+
+@triton.jit
+def _bins(
     logits_ptr,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
-    edge_ptr,
-    last_ptr,
-    top_ptr,
+    peak_ptr,
+    bound_ptr,
+    count_ptr,
+    row_ptr,
+    mass_ptr,
+    ids,
+    stride,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BINS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    heat, k, p = _settings(temperature_ptr, top_k_ptr, top_p_ptr, ids)
+    if (heat != 0.0) & ((k > 0) | (p < 1.0)):
+        row = tl.program_id(1)
+        blocks = tl.num_programs(0)
+        least = tl.load(min_p_ptr).to(tl.float32)
+        top, scale = _top_and_scale(peak_ptr, row, heat, k, p, ids, blocks, BLOCKS, BINS)
+        col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        place = logits_ptr + row.to(tl.int64) * stride + col
+        x = tl.load(place, mask=col < ids, other=float("-inf")).to(tl.float32)
+        score = x / heat
+        alive = _alive(score, top, least, col < ids)
+        bins = tl.where(alive, _bin(score, top, scale, BINS), BINS - 1)
+        b = tl.arange(0, BINS)
+        count_ptr += row * BINS
+        row_ptr += row * 2
+        mass_ptr += row * 4
+        found = tl.histogram(bins, BINS)
+        tl.atomic_add(count_ptr + b, found, mask=(found > 0) & (b < BINS - 1), sem="relaxed")
+        if p < 1.0:
+            mass = tl.sum(tl.where(alive, _weight(score, top), 0), axis=0)
+            tl.atomic_add(mass_ptr, mass, sem="relaxed")
+        tl.debug_barrier()  # the block's counts before its arrival
+        if tl.atomic_add(row_ptr, 1, sem="acq_rel") == blocks - 1:
+            tl.store(row_ptr, 0)
+            count = tl.load(count_ptr + b, cache_modifier=".cg")
+            tl.store(count_ptr + b, 0)
+            reach = tl.cumsum(count, axis=0)
+            cut = (k > 0) & (k < tl.sum(count, axis=0))
+            last = tl.where(cut, tl.sum((reach < k).to(tl.int32), axis=0), BINS - 2)
+            above = tl.max(tl.where(b < last, reach, 0), axis=0)
+            first = tl.full([], 1, tl.int32)
+            until = tl.full([], 0, tl.int32)
+            if p < 1.0:  # the mass below a bin's end must come to at most 1 - p of all
+                part = tl.where((b == last) & cut, k - above, tl.where(b > last, 0, count))
+                kept = part.to(tl.float32)
+                most = kept * tl.exp(-(b / scale))
+                fewest = tl.where(b < BINS - 2, kept * tl.exp(-((b + 1) / scale)), 0.0)
+                high = tl.sum(most, axis=0)
+                low = tl.sum(fewest, axis=0)
+                if cut == 0:
+                    high = tl.load(mass_ptr, cache_modifier=".cg").to(tl.float32) / 1099511627776.0
+                    low = high
+                most = tl.cumsum(most, axis=0, reverse=True) - most
+                fewest = tl.cumsum(fewest, axis=0, reverse=True) - fewest
+                over = fewest > (1.0 - p) * high * 1.001 + 1e-6
+                first = tl.sum((over & (b < last)).to(tl.int32), axis=0)
+                over = most > (1.0 - p) * low * 0.999 - 1e-6
+                until = tl.sum((over & (b < last)).to(tl.int32), axis=0)
+            bound_ptr += row * 4
+            tl.store(bound_ptr, first)
+            tl.store(bound_ptr + 1, until)
+            tl.store(bound_ptr + 2, tl.where(cut, last, -1))
+            tl.store(bound_ptr + 3, above)
+
+
+@triton.jit
+def _gather(
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    peak_ptr,
+    bound_ptr,
+    row_ptr,
+    mass_ptr,
     key_ptr,
     id_ptr,
     ids,
     stride,
-    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BINS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    heat, k, p = _settings(temperature_ptr, top_k_ptr, top_p_ptr, ids)
+    if (heat != 0.0) & ((k > 0) | (p < 1.0)):
+        row = tl.program_id(1)
+        blocks = tl.num_programs(0)
+        least = tl.load(min_p_ptr).to(tl.float32)
+        top, scale = _top_and_scale(peak_ptr, row, heat, k, p, ids, blocks, BLOCKS, BINS)
+        first = tl.load(bound_ptr + row * 4)
+        until = tl.load(bound_ptr + row * 4 + 1)
+        end = tl.load(bound_ptr + row * 4 + 2)
+        row_ptr += row * 2
+        mass_ptr += row * 4
+        key_ptr += row.to(tl.int64) * ids
+        id_ptr += row.to(tl.int64) * ids
+        col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        place = logits_ptr + row.to(tl.int64) * stride + col
+        x = tl.load(place, mask=col < ids, other=float("-inf")).to(tl.float32)
+        score = x / heat
+        alive = _alive(score, top, least, col < ids)
+        bins = _bin(score, top, scale, BINS)
+        inside = alive & (((bins >= first) & (bins <= until)) | (bins == end))
+        if p < 1.0:
+            weight = tl.where(alive, _weight(score, top), 0)
+            mass = tl.sum(tl.where(bins < first, weight, 0), axis=0)
+            tl.atomic_add(mass_ptr + 1, mass, sem="relaxed")
+            mass = tl.sum(tl.where((bins > until) & (bins < end), weight, 0), axis=0)
+            tl.atomic_add(mass_ptr + 2, mass, sem="relaxed")
+        found = tl.sum(inside.to(tl.int32), axis=0)
+        if found > 0:
+            at = tl.atomic_add(row_ptr + 1, found, sem="relaxed")
+            at += tl.cumsum(inside.to(tl.int32), axis=0) - 1
+            tl.store(key_ptr + at, _key(score), mask=inside)
+            tl.store(id_ptr + at, col, mask=inside)
+
+
+@triton.jit
+def _ends(
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    peak_ptr,
+    bound_ptr,
+    row_ptr,
+    mass_ptr,
+    key_ptr,
+    id_ptr,
+    edge_ptr,
+    last_ptr,
+    ids,
+    blocks,
+    BLOCKS: tl.constexpr,
+    BINS: tl.constexpr,
     STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     let_next_start(PDL)
     wait_for_inputs(PDL)
+    heat, k, p = _settings(temperature_ptr, top_k_ptr, top_p_ptr, ids)
     row = tl.program_id(0)
-    heat = tl.load(temperature_ptr).to(tl.float32)
-    k = tl.load(top_k_ptr).to(tl.int32)
-    p = tl.load(top_p_ptr).to(tl.float32)
-    k = tl.where(k < ids, k, 0)
-    cuts = tl.where(heat != 0.0, tl.where(k > 0, 2, tl.where(p < 1.0, 2, 0)), 0)
-    cuts += tl.where(heat != 0.0, tl.where(tl.load(min_p_ptr) > 0.0, 1, 0), 0)
-    low = tl.full([], LEAST, tl.int64)  # everything stays
-    last = ids
-    top = 0.0
-    if cuts > 0:
-        row_ptr = logits_ptr + row.to(tl.int64) * stride
-        peaks = tl.full([WIDE], float("-inf"), tl.float32)
-        for start in range(0, ids, WIDE):
-            col = start + tl.arange(0, WIDE)
-            x = tl.load(row_ptr + col, mask=col < ids, other=float("-inf")).to(tl.float32)
-            peaks = tl.maximum(peaks, x / heat)
-        top = tl.max(peaks, axis=0)
-        if cuts > 1:
-            high = _key(top).to(tl.int64)
-            most = high
-            floor = low
-            if k > 0:
-                if k < WIDE:  # k lanes reach the floor, so k candidates do
-                    above = high + 1
-                    while above - floor > 1:
-                        middle = (floor + above) >> 1
-                        reach = tl.sum((_key(peaks) >= middle.to(tl.int32)).to(tl.int32), axis=0)
-                        above = tl.where(reach < k, middle, above)
-                        floor = tl.where(reach < k, floor, middle)
-            else:  # all that lies lower weighs less than 1 - p together
-                floor = _key(top + tl.log((1.0 - p) / ids) - 0.01).to(tl.int64)
-            key_ptr += row.to(tl.int64) * ids
-            id_ptr += row.to(tl.int64) * ids
-            n = 0
-            for start in range(0, ids, WIDE):
-                col = start + tl.arange(0, WIDE)
-                x = tl.load(row_ptr + col, mask=col < ids, other=float("-inf")).to(tl.float32)
-                key = _key(x / heat)
-                inside = ((key >= floor.to(tl.int32)) & (col < ids)).to(tl.int32)
-                found = tl.sum(inside, axis=0)
-                if found > 0:
-                    place = n + tl.cumsum(inside, axis=0) - 1
-                    tl.store(key_ptr + place, key, mask=inside == 1)
-                    tl.store(id_ptr + place, col, mask=inside == 1)
-                n += found
-            tl.debug_barrier()
-
-            low = floor - 1
-            stay = ids  # of the candidates equal to the last one kept
-            if k > 0:
-                while high - low > 1:  # k or more candidates above low, fewer above high
-                    middle = (low + high) >> 1
-                    count, _mass = _above(key_ptr, n, top, middle.to(tl.int32), STEP)
-                    high = tl.where(count < k, middle, high)
-                    low = tl.where(count < k, low, middle)
-                low = high
-                count, mass = _above(key_ptr, n, top, low.to(tl.int32), STEP)
-                stay = k - count
-                mass += stay * tl.exp(_score_of(low.to(tl.int32)) - top)
-                low -= 1
-            else:  # the whole mass, also of what lies lower
-                parts = tl.zeros([WIDE], tl.float32)
-                for start in range(0, ids, WIDE):
-                    col = start + tl.arange(0, WIDE)
-                    x = tl.load(row_ptr + col, mask=col < ids, other=float("-inf")).to(tl.float32)
-                    parts += tl.exp(x / heat - top)
-                mass = tl.sum(parts, axis=0)
-            edge = low + 1
-            if p < 1.0:
-                target = p * mass
-                high = most
-                while high - low > 1:  # the target's mass or more above low, less above high
-                    middle = (low + high) >> 1
-                    count, mass = _above(key_ptr, n, top, middle.to(tl.int32), STEP)
-                    high = tl.where(mass < target, middle, high)
-                    low = tl.where(mass < target, low, middle)
-                count, mass = _above(key_ptr, n, top, high.to(tl.int32), STEP)
-                each = tl.exp(_score_of(high.to(tl.int32)) - top)
-                need = tl.ceil((target - mass) / tl.maximum(each, 1e-30))
-                need = tl.maximum(tl.minimum(need, ids * 1.0), 1.0).to(tl.int32)
-                stay = tl.where(high == edge, tl.minimum(stay, need), need)
-                edge = high
-            low = edge
-            if _equal(key_ptr, id_ptr, n, edge.to(tl.int32), ids, STEP) > stay:
-                before = tl.full([], -1, tl.int32)
-                last = ids - 1
-                while last - before > 1:
-                    middle_id = (before + last) >> 1
-                    equal = _equal(key_ptr, id_ptr, n, edge.to(tl.int32), middle_id, STEP)
-                    last = tl.where(equal >= stay, middle_id, last)
-                    before = tl.where(equal >= stay, before, middle_id)
-    tl.store(edge_ptr + row, low.to(tl.int32))
-    tl.store(last_ptr + row, last)
-    tl.store(top_ptr + row, top)
+    if (k == 0) & (p >= 1.0):
+        tl.store(edge_ptr + row, LEAST)
+        tl.store(last_ptr + row, ids)
+    elif heat != 0.0:
+        top, scale = _top_and_scale(peak_ptr, row, heat, k, p, ids, blocks, BLOCKS, BINS)
+        first = tl.load(bound_ptr + row * 4)
+        until = tl.load(bound_ptr + row * 4 + 1)
+        end = tl.load(bound_ptr + row * 4 + 2)
+        row_ptr += row * 2
+        mass_ptr += row * 4
+        key_ptr += row.to(tl.int64) * ids
+        id_ptr += row.to(tl.int64) * ids
+        n = tl.load(row_ptr + 1)
+        i = tl.arange(0, STEP)
+        keys = tl.load(key_ptr + i, mask=i < n, other=LEAST)
+        tokens = tl.load(id_ptr + i, mask=i < n, other=2147483647)
+        mass = tl.load(mass_ptr)  # without top-k
+        ahead = tl.load(mass_ptr + 1)
+        between = tl.load(mass_ptr + 2)
+        tl.debug_barrier()  # read by all before it is left at zero
+        tl.store(row_ptr + 1, 0)
+        for j in range(3):
+            tl.store(mass_ptr + j, tl.full([], 0, tl.int64))
+        edge = tl.full([], LEAST, tl.int64)  # everything stays
+        stay = ids  # of the candidates equal to the last one kept
+        if end >= 0:
+            low, high = _span(keys, key_ptr, n, top, scale, end, end, STEP, BINS)
+            higher, _mass = _above(keys, key_ptr, n, top, high.to(tl.int32), STEP)
+            need = k - tl.load(bound_ptr + row * 4 + 3) + higher
+            low -= 1
+            while high - low > 1:  # as many as needed lie above low, fewer above high
+                middle = (low + high) >> 1
+                count, _mass = _above(keys, key_ptr, n, top, middle.to(tl.int32), STEP)
+                high = tl.where(count < need, middle, high)
+                low = tl.where(count < need, low, middle)
+            edge = high
+            count, mass = _above(keys, key_ptr, n, top, edge.to(tl.int32), STEP)
+            stay = need - count
+            mass += ahead + between + stay * _weight(_score_of(edge.to(tl.int32)), top)
+        if (p < 1.0) & (first <= until):
+            target = tl.ceil(mass.to(tl.float64) * p.to(tl.float64)).to(tl.int64)
+            target = tl.maximum(target, 1)
+            low, high = _span(keys, key_ptr, n, top, scale, first, until, STEP, BINS)
+            low = tl.maximum(low, edge) - 1
+            while high - low > 1:  # the target or more lies above low, less above high
+                middle = (low + high) >> 1
+                _count, mass = _above(keys, key_ptr, n, top, middle.to(tl.int32), STEP)
+                short = ahead + mass < target
+                high = tl.where(short, middle, high)
+                low = tl.where(short, low, middle)
+            _count, mass = _above(keys, key_ptr, n, top, high.to(tl.int32), STEP)
+            each = tl.maximum(_weight(_score_of(high.to(tl.int32)), top), 1)
+            need = (target - ahead - mass + each - 1) // each
+            need = tl.maximum(tl.minimum(need, ids), 1).to(tl.int32)
+            stay = tl.where(high == edge, tl.minimum(stay, need), need)
+            edge = high
+        last = ids
+        wanted = edge.to(tl.int32)
+        if _equal(keys, tokens, key_ptr, id_ptr, n, wanted, ids, STEP) > stay:
+            before = tl.full([], -1, tl.int32)
+            last = ids - 1
+            while last - before > 1:
+                half = (before + last) >> 1
+                equal = _equal(keys, tokens, key_ptr, id_ptr, n, wanted, half, STEP)
+                last = tl.where(equal >= stay, half, last)
+                before = tl.where(equal >= stay, before, half)
+        tl.store(edge_ptr + row, wanted)
+        tl.store(last_ptr + row, last)
 
 
 @triton.jit
@@ -216,13 +415,14 @@ def _best(
     seed_ptr,
     edge_ptr,
     last_ptr,
-    top_ptr,
+    peak_ptr,
     score_ptr,
     token_ptr,
     out_ptr,
     arrived_ptr,
     ids,
     stride,
+    CUTS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     PDL: tl.constexpr,
@@ -237,14 +437,20 @@ def _best(
     heat = tl.load(temperature_ptr).to(tl.float32)
     if heat != 0.0:
         score = score / heat
-        edge = tl.load(edge_ptr + row)
-        least = tl.load(min_p_ptr).to(tl.float32)
-        key = _key(score)
-        stay = (key > edge) | ((key == edge) & (token <= tl.load(last_ptr + row)))
-        if least > 0.0:
-            stay = stay & (tl.exp(score - tl.load(top_ptr + row)) >= tl.minimum(least, 1.0))
+        stay = real
+        if CUTS:
+            edge = tl.load(edge_ptr + row)
+            least = tl.load(min_p_ptr).to(tl.float32)
+            key = _key(score)
+            stay = stay & ((key > edge) | ((key == edge) & (token <= tl.load(last_ptr + row))))
+            if least > 0.0:
+                block = tl.arange(0, BLOCKS)
+                mask = block < tl.num_programs(0)
+                peak_ptr += row * tl.num_programs(0)
+                peaks = tl.load(peak_ptr + block, mask=mask, other=float("-inf"))
+                stay = _alive(score, tl.max(peaks, axis=0) / heat, least, stay)
         noise = _gumbel(seed_ptr, tl.load(position_ptr) + row, token)
-        score = tl.where(stay & real, score + noise, float("-inf"))
+        score = tl.where(stay, score + noise, float("-inf"))
     best = tl.max(score, axis=0)
     blocks = tl.num_programs(0)
     score_ptr += row * blocks
@@ -273,6 +479,7 @@ def sample(
     min_p: Tensor,
     seed: Tensor,
     ids: int,
+    cuts: bool = True,
 ) -> Tensor:
     """As the reference, without asking the host for anything."""
     rows, vocab = logits.shape
@@ -282,34 +489,46 @@ def sample(
     if not 0 < ids <= vocab:
         raise ValueError(f"sample: ids must be 1 .. {vocab}, the width of logits, got {ids}")
     blocks = triton.cdiv(ids, BLOCK)
+    grid, stride = (blocks, rows), logits.stride(0)
     fp32, int32 = temperature.new_empty, position.new_empty
-    top, score = fp32(rows, dtype=torch.float32), fp32(rows, blocks, dtype=torch.float32)
+    peak, score = (fp32(rows, blocks, dtype=torch.float32) for _ in range(2))
     edge, last = (int32(rows, dtype=torch.int32) for _ in range(2))
-    key, token_of_key = (int32(rows, ids, dtype=torch.int32) for _ in range(2))
     token = int32(rows, blocks, dtype=torch.int32)
     out = int32(rows, dtype=torch.int64)
+    most = power_of_two(max(rows, MAX_ROWS))
     overlap = dependent_launch(logits.device)
-    _cut[(rows,)](
-        logits,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        edge,
-        last,
-        top,
-        key,
-        token_of_key,
-        ids,
-        logits.stride(0),
-        WIDE=WIDE,
-        STEP=STEP,
-        PDL=overlap,
-        num_warps=16,
-        enable_fp_fusion=False,
-        launch_pdl=overlap,
-    )
-    _best[(blocks, rows)](
+    sizes = {"BLOCK": BLOCK, "PDL": overlap}
+    options = {"num_warps": 8, "enable_fp_fusion": False, "launch_pdl": overlap}
+    if cuts:
+        zeros = counters(logits.device, most * (BINS + 10))
+        count, row, mass = zeros.split([most * BINS, most * 2, most * 8])
+        mass = mass.view(torch.int64)
+        key, token_of_key = (int32(rows, ids, dtype=torch.int32) for _ in range(2))
+        bound = int32(rows, 4, dtype=torch.int32)
+        settings = (temperature, top_k, top_p, min_p)
+        wide = {"BLOCKS": power_of_two(blocks), "BINS": BINS, **sizes}
+        _peak[grid](logits, temperature, peak, ids, stride, **sizes, **options)
+        _bins[grid](
+            logits, *settings, peak, bound, count, row, mass, ids, stride, **wide, **options
+        )
+        found = (row, mass, key, token_of_key)
+        _gather[grid](logits, *settings, peak, bound, *found, ids, stride, **wide, **options)
+        _ends[(rows,)](
+            *settings[:3],
+            peak,
+            bound,
+            *found,
+            edge,
+            last,
+            ids,
+            blocks,
+            BLOCKS=wide["BLOCKS"],
+            BINS=BINS,
+            STEP=STEP,
+            PDL=overlap,
+            **options,
+        )
+    _best[grid](
         logits,
         position,
         temperature,
@@ -317,18 +536,16 @@ def sample(
         seed,
         edge,
         last,
-        top,
+        peak,
         score,
         token,
         out,
-        counters(logits.device, power_of_two(max(rows, MAX_ROWS))),
+        counters(logits.device, most),
         ids,
-        logits.stride(0),
-        BLOCK=BLOCK,
+        stride,
+        CUTS=cuts,
         BLOCKS=power_of_two(blocks),
-        PDL=overlap,
-        num_warps=8,
-        enable_fp_fusion=False,
-        launch_pdl=overlap,
+        **sizes,
+        **options,
     )
     return out

@@ -16,6 +16,7 @@ ROWS = 16
 HEADS = {"heads": 4, "kv_heads": 2, "d": 32}
 CACHE = {"capacity": 1024, "pos": 600}  # a second block of keys is live
 DELTA = {"k_heads": 2, "v_heads": 6, "d_k": 32, "d_v": 32, "width": 4}
+RING = {"heads": 3, "kv_heads": 1, "d": 32, "window": 60, "size": 128, "pos": 300}
 CUT = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01}  # each cuts something
 
 
@@ -23,13 +24,19 @@ class Case:
     """How to call one operator: sizes that all variants accept, and which arguments rows cut.
 
     `rows` are the positions of arguments that have a row axis first, `pos` that of the position of
-    the first row, where there is one.
+    the first row, where there is one. The rows of a `block` belong together and are never cut.
     """
 
     def __init__(
-        self, operator: str, sizes: Sizes, rows: Sequence[int] = (0,), pos: int | None = None
+        self,
+        operator: str,
+        sizes: Sizes,
+        rows: Sequence[int] = (0,),
+        pos: int | None = None,
+        block: bool = False,
     ) -> None:
         self.operator, self.sizes, self.rows, self.pos = operator, sizes, rows, pos
+        self.block = block
 
     def arguments(self, dtype: torch.dtype) -> list[Any]:
         """Of a call with ROWS rows."""
@@ -38,6 +45,8 @@ class Case:
     def cut(self, arguments: list[Any], start: int, stop: int) -> list[Any]:
         """The call of rows start .. stop - 1 alone, on copies of everything it may write."""
         out = map_tensors(torch.clone, arguments)
+        if self.block:
+            return out
         for i in self.rows:
             out[i] = out[i][start:stop].clone()
         if self.pos is not None:
@@ -61,7 +70,14 @@ CASES = {
         Case("qk_rope_store", {**HEADS, **CACHE, "rotary": 16}, pos=5),
         Case("attention_decode", {**HEADS, **CACHE}, (0, 1), pos=4),
         Case("gated_delta_step", {**DELTA, "pending": 3}, (0, 1)),
+        Case("penalize", {"vocab": 320, "ids": 300, "text": 90, "start": 40}, (0, 2), pos=1),
         Case("sample", {"vocab": 320, "ids": 300, **CUT}, pos=1),  # 20 columns are padding
+        Case("dflash_embed", {"d": 384, "vocab": 50}, block=True),
+        Case("dflash_conv", {"d": 384}, block=True),
+        Case("dflash_conv_add_norm", {"d": 384}, block=True),
+        Case("dflash_attention", RING, block=True),
+        Case("dflash_top", {"vocab": 320, "ids": 300, "top": 6}),
+        Case("dflash_select", {"vocab": 90, "rank": 8, "n": 6, "noise": True}, block=True),
     )
 }
 
@@ -75,6 +91,9 @@ COVERED = [
     for name in sorted(VARIANTS[op])
     if not refusal(op, name, Target("cpu")) and (op, name) not in ELSEWHERE
 ]
+
+#: of those, the ones whose rows are independent
+BY_ROW = [(op, name) for op, name in COVERED if not CASES[op].block]
 
 
 def outputs(result: Any) -> tuple[Tensor, ...]:

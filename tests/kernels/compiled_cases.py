@@ -21,13 +21,32 @@ def arguments(operator: str, rows: int, device: str = "meta", **other: Any) -> l
     return bench.inputs(Draw(device), rows, **sizes)
 
 
+ATTEND = "dflash_attention"
+#: operators over the rows of a draft's block, which belong together
+BLOCKS = (
+    "dflash_embed",
+    "dflash_conv",
+    "dflash_conv_add_norm",
+    ATTEND,
+    "dflash_top",
+    "dflash_select",
+)
+
 CASES = [
     ("gated_delta_step", "", arguments("gated_delta_step", 8)),
     ("rms_norm", "", arguments("rms_norm", 8)),
     ("rms_norm_plain", "", arguments("rms_norm_plain", 8 * 32, d=128)),
     ("add_rms_norm", "", arguments("add_rms_norm", 8)),
     ("silu_mul", "", arguments("silu_mul", 8)),
-    ("sample", "", arguments("sample", 8)),
+    ("penalize", "", arguments("penalize", 8)),
+    ("sample", "cut", arguments("sample", 8)),
+    ("sample", "drawn", arguments("sample", 8, temperature=1.0, top_k=0, top_p=1.0)),
+    *((operator, "", arguments(operator, 8)) for operator in BLOCKS if operator != ATTEND),
+    (
+        ATTEND,
+        "",
+        BENCHES[ATTEND].inputs(Draw("meta"), 8, **BENCHES[ATTEND].cases(SHAPE)["64 tokens"]),
+    ),
 ]
 for cache in (torch.bfloat16, torch.float8_e4m3fn):
     CASES.append(("qk_rope_store", f"{cache}", arguments("qk_rope_store", 8, cache=cache)))
@@ -40,6 +59,7 @@ BY_ROWS = (
     "gated_delta_step",
     "attention_decode",
     "qk_rope_store",
+    "penalize",
     "sample",
     "add_rms_norm",
     "silu_mul",

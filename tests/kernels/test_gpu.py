@@ -1,4 +1,4 @@
-"""The Triton variants where they are compiled: the 27B's shapes on a CUDA device.
+"""The fast variants where they are compiled: the 27B's shapes on a CUDA device.
 
 Row counts, places, replay in a captured graph, repeated calls; closeness to the reference.
 """
@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kernels.benches import BENCHES
-from kernels.define import VARIANTS
+from kernels.define import VARIANTS, Target, refusal
+from kernels.registry import FAST
 from tests.kernels.cases import CASES, CUT, ROWS, outputs
 from tests.kernels.compiled_cases import BY_ROWS
 from tests.kernels.compiled_cases import arguments as make
@@ -16,6 +17,13 @@ from tr.tree import map_tensors
 
 pytestmark = pytest.mark.gpu
 FLOAT8 = torch.float8_e4m3fn
+HERE = torch.cuda.is_available()
+CARD = Target.of(torch.device("cuda")) if HERE else Target("cuda", (9, 0))
+
+
+def fast(operator):
+    """The operator's variants that are compiled and run on this card."""
+    return [v for v in FAST if v in VARIANTS[operator] and not refusal(operator, v, CARD)]
 
 
 def real(operator, cache=torch.bfloat16, pos=3000):
@@ -26,33 +34,42 @@ def real(operator, cache=torch.bfloat16, pos=3000):
     place = CASES[operator].pos
     if place is not None:
         arguments[place].fill_(pos)
+    if operator == "penalize":
+        arguments[4].fill_(pos // 2)  # half of the text was written
     return arguments
 
 
 def cut(operator, arguments, start, stop):
-    """The call of some rows alone; big read-only caches are not copied."""
+    """The call of some rows alone; big read-only caches are not copied.
+
+    A penalised row counts the drafts before it: those that are cut off move into the text.
+    """
     case = CASES[operator]
     out = list(arguments) if operator == "attention_decode" else map_tensors(torch.clone, arguments)
     for i in case.rows:
         out[i] = arguments[i][start:stop].clone()
     if case.pos is not None:
         out[case.pos] = arguments[case.pos] + start
+    if operator == "penalize":
+        pos = int(arguments[1])
+        out[3][pos : pos + start] = arguments[2][1 : start + 1]
     return out
 
 
-SETTINGS = [(operator, torch.bfloat16, 3000) for operator in BY_ROWS]
+SETTINGS = [(op, variant, torch.bfloat16, 3000) for op in BY_ROWS for variant in fast(op)]
 SETTINGS += [
-    ("attention_decode", cache, pos)
+    ("attention_decode", variant, cache, pos)
+    for variant in fast("attention_decode")
     for cache in (torch.bfloat16, FLOAT8)
-    for pos in (0, 57, 505, 4220, 200_000)
+    for pos in (0, 25, 57, 250, 505, 4090, 4220, 200_000)
 ]
-SETTINGS += [("qk_rope_store", FLOAT8, 100)]
+SETTINGS += [("qk_rope_store", variant, FLOAT8, 100) for variant in fast("qk_rope_store")]
 
 
-@pytest.mark.parametrize("operator, cache, pos", SETTINGS, ids=str)
-def test_rows_and_places_change_no_bit(operator, cache, pos):
-    """Rows at 57 cross a block of keys, at 505 the first fold's blocks, at 4220 a round of them."""
-    call = VARIANTS[operator]["triton"]
+@pytest.mark.parametrize("operator, variant, cache, pos", SETTINGS, ids=str)
+def test_rows_and_places_change_no_bit(operator, variant, cache, pos):
+    """Rows at 25 need one split or two, at 250 eight or more, at 4090 and 4220 a round more."""
+    call = VARIANTS[operator][variant]
     arguments = real(operator, cache, pos)
     together = cut(operator, arguments, 0, ROWS)
     whole = outputs(call(*together))
@@ -71,9 +88,9 @@ def test_rows_and_places_change_no_bit(operator, cache, pos):
                 assert torch.equal(a[0], b[start])
 
 
-@pytest.mark.parametrize("operator, cache, pos", SETTINGS, ids=str)
-def test_replay_and_repetition_change_no_bit(operator, cache, pos):
-    call = VARIANTS[operator]["triton"]
+@pytest.mark.parametrize("operator, variant, cache, pos", SETTINGS, ids=str)
+def test_replay_and_repetition_change_no_bit(operator, variant, cache, pos):
+    call = VARIANTS[operator][variant]
     arguments = real(operator, cache, pos)
     eager = cut(operator, arguments, 0, 8)
     want = outputs(call(*eager))
@@ -96,21 +113,25 @@ def test_replay_and_repetition_change_no_bit(operator, cache, pos):
                 assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if a.ndim else True
 
 
-@pytest.mark.parametrize("operator", sorted(set(BY_ROWS) - {"sample"}))
-def test_as_close_to_float64_as_the_reference(operator):
+CLOSE = [(op, variant) for op in BY_ROWS if op != "sample" for variant in fast(op)]
+
+
+@pytest.mark.parametrize("operator, variant", CLOSE)
+def test_as_close_to_float64_as_the_reference(operator, variant):
     arguments = cut(operator, real(operator), 0, 4)
     double = [a.double() if torch.is_tensor(a) and a.is_floating_point() else a for a in arguments]
     reference = VARIANTS[operator]["reference"]
     meaning = BENCHES[operator].meaning
     exact = meaning(outputs(reference(*double)))
     plain = meaning(outputs(reference(*map_tensors(torch.clone, arguments))))
-    found = meaning(outputs(VARIANTS[operator]["triton"](*map_tensors(torch.clone, arguments))))
+    found = meaning(outputs(VARIANTS[operator][variant](*map_tensors(torch.clone, arguments))))
     for a, b, c in zip(found, plain, exact, strict=True):
         assert_as_close(a, b, c)
 
 
-def test_pending_rows_fold_in_as_if_they_had_run_one_by_one():
-    call = VARIANTS["gated_delta_step"]["triton"]
+@pytest.mark.parametrize("variant", fast("gated_delta_step"))
+def test_pending_rows_fold_in_as_if_they_had_run_one_by_one(variant):
+    call = VARIANTS["gated_delta_step"][variant]
     whole = cut("gated_delta_step", real("gated_delta_step"), 0, ROWS)
     whole[12].zero_()
     single = map_tensors(torch.clone, whole)

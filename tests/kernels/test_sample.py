@@ -149,6 +149,30 @@ def test_a_cut_keeps_the_lowest_ids_among_equals(variant):
     assert set(call(variant, logits, min_p=1.0).tolist()) == {0, 1, 2, 3, 4, 5}
 
 
+def test_min_p_is_cut_before_top_p():
+    """The mass that top-p shares out is what min-p left: 0.5, 0.3 and 0.2 of the whole law."""
+    scores = torch.tensor([0.4, 0.24, 0.16, 0.1, 0.1]).log()
+    assert survivors(scores, 0, 0.75, 0.0).tolist() == [0, 1, 2]
+    assert survivors(scores, 0, 0.75, 0.3).tolist() == [0, 1]
+    assert survivors(scores, 2, 0.6, 0.3).tolist() == [0]
+
+
+@VARIANT
+def test_cuts_at_their_ends(variant):
+    """A tiny top-p or a min-p of 1 keep the best; a wide top-k keeps all; heat may be extreme."""
+    logits = torch.randn(50, 30)
+    best = logits.argmax(1)
+    for cut in ({"top_p": 1e-30}, {"top_k": 1}, {"min_p": 1.0}, {"heat": 1e-5, "top_p": 0.9}):
+        assert torch.equal(call(variant, logits, **cut), best), cut
+    free = call(variant, logits)
+    for cut in ({"top_k": 31}, {"top_k": 2**31}, {"top_p": 1.0}, {"min_p": 1e-30}):
+        assert torch.equal(call(variant, logits, **cut), free), cut
+    assert len(set(call(variant, logits[:1].expand(50, -1), heat=100.0).tolist())) > 15
+    nothing = torch.full((2, 9), -torch.inf)
+    for cut in ({}, {"heat": 0.0}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}):
+        assert call(variant, nothing, **cut).tolist() == [0, 0], cut
+
+
 @VARIANT
 @pytest.mark.parametrize("heat", [0.0, 0.7, 50.0])
 def test_padding_ids_are_never_drawn(variant, heat):
@@ -162,17 +186,17 @@ def test_padding_ids_are_never_drawn(variant, heat):
 
 
 def brute_survivors(scores: list[float], top_k: int, top_p: float, min_p: float) -> set[int]:
-    """Top-k, then top-p, then min-p, each on what the ones before it left."""
+    """Min-p, then top-k, then top-p, each on what the ones before it left."""
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    order = order[: top_k or len(order)]
     top = scores[order[0]]
     weight = {i: math.exp(scores[i] - top) for i in order}
+    order = [i for i in order if weight[i] >= min_p][: top_k or len(order)]
+    weight = {i: weight[i] for i in order}
     total, mass, kept = sum(weight.values()), 0.0, []
     for i in order:
         if mass < top_p:
             kept.append(i)
         mass += weight[i] / total
-    kept = [i for i in kept if weight[i] >= min_p] or order[:1]
     return set(kept)
 
 
