@@ -17,6 +17,7 @@ from kernels.gated_delta_step.tile import gated_delta_step as tile
 from kernels.gpu import HAS_TRITON
 
 if HAS_TRITON:
-    from kernels.gated_delta_step import triton as _triton  # noqa: F401  (registers the variant)
+    from kernels.gated_delta_step import gluon as _gluon  # noqa: F401  (register the variants)
+    from kernels.gated_delta_step import triton as _triton  # noqa: F401
 
 __all__ = ["reference", "tile"]
