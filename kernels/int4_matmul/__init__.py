@@ -21,6 +21,7 @@ from kernels.int4_matmul.reference import int4_matmul as reference
 from kernels.int4_matmul.tile import int4_matmul as tile
 
 if HAS_TRITON:
-    from kernels.int4_matmul import triton as _triton  # noqa: F401  (registers the variant)
+    from kernels.int4_matmul import gluon as _gluon  # noqa: F401  (register the variants)
+    from kernels.int4_matmul import triton as _triton  # noqa: F401
 
 __all__ = ["layout", "reference", "tile"]

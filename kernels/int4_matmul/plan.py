@@ -38,7 +38,8 @@ class Card:
 H200 = Card(132, 228 * 1024)
 
 TALL = Deal(4, 2, 3)  # fewest instructions per weight
-LOW = Deal(2, 3, 4)  # more programs, each sooner done: for matrices of less than 50 MB
+LOW = Deal(2, 3, 4)  # more programs, each sooner done: for matrices of less than 70 MB
+FEW = Deal(1, 3, 4)  # for matrices of a few tiles
 
 #: output rows, input width of the 27B's matrices -> the choice
 TABLE = {
@@ -49,6 +50,12 @@ TABLE = {
     (5120, 17408): LOW,  # down
     (248320, 5120): TALL,  # the head
     (131072, 5120): TALL,  # a draft's slice of it
+    (5120, 25600): LOW,  # the block draft's fc
+    (10240, 5120): LOW,  # its keys and values of the context, all layers
+    (6144, 5120): LOW,  # its q, k and v
+    (5120, 4096): LOW,  # its attention out
+    (1280, 5120): LOW,  # what its convolutions' taps come from
+    (256, 5120): FEW,  # its selector
 }
 FILE = 65536  # registers of a processor
 WARPS = 4

@@ -21,7 +21,6 @@ interpreter can run.
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false
 # (Triton's ranges and launch options exist inside its compiler alone.)
 
-import functools
 from dataclasses import replace
 
 import torch
@@ -39,9 +38,9 @@ from kernels.gpu import (
     power_of_two,
     wait_for_inputs,
 )
-from kernels.gpu import check as check_tensors
-from kernels.int4_matmul.layout import GROUP, LINES, ROWS, TILE, WORDS
-from kernels.int4_matmul.plan import H200, Card, Plan, plan
+from kernels.int4_matmul.launch import card, check, slots
+from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
+from kernels.int4_matmul.plan import Plan, plan
 from kernels.int4_matmul.reference import (
     SHAPES,
     fake,
@@ -102,7 +101,7 @@ _STORE = tl.constexpr(
 
 @triton.jit
 def _unpack(words, PACKED: tl.constexpr):
-    """int16 words [n, 32] -> two [n, 64] of 128 + code, in the order of the inputs."""
+    """int16 words [n, 32] -> two [n, 64] of 128 + code, inputs in the order of the words."""
     if PACKED:
         q0, q1, q2, q3 = tl.inline_asm_elementwise(
             _UNPACK,
@@ -202,7 +201,9 @@ def _multiply(
     word = (lines + row % _ROWS * _WORDS)[:, None] + tl.arange(0, _WORDS)[None, :]
     parameter = lines // 2 + _ROWS * _WORDS // 2 + row % _ROWS
     group = first
-    x_at = col[None, :] * (groups * _GROUP) + tl.arange(0, _GROUP // 2)[:, None]
+    i = tl.arange(0, _GROUP // 2)
+    i = i // 32 * 32 + i // 2 % 4 * 8 + i // 8 % 4 * 2 + i % 2  # layout.py, ORDER
+    x_at = col[None, :] * (groups * _GROUP) + i[:, None]
     done = 0
     acc = tl.zeros([BLOCK, _COLUMNS], tl.float32)
     for unit in tl.range(0, units, num_stages=STAGES):
@@ -538,64 +539,6 @@ def _int4_matmul_kernel(
                 tl.store(counters_ptr + block, 0)
 
 
-@functools.cache
-def card(device: torch.device) -> Card:
-    """What plans count on; an H200's for tensors that are on no card."""
-    if device.type != "cuda":
-        return H200
-    found = torch.cuda.get_device_properties(device)
-    return Card(found.multi_processor_count, found.shared_memory_per_multiprocessor)
-
-
-@functools.cache
-def _slots(device: torch.device, n: int) -> Tensor:
-    """Room for n sums that programs of one launch leave each other; kept, since captured graphs
-    hold its address, and shared on the terms of `counters`.
-    """
-    return torch.empty(n, device=device)
-
-
-def _check(
-    operator: str,
-    x: Tensor,
-    tiles: Tensor,
-    n: int,
-    packed: bool,
-    sums: Tensor | None,
-    squares: Tensor | None,
-    **others: Tensor,
-) -> None:
-    rows, k = x.shape
-    shares = {"sums": sums, "squares": squares}
-    given = {name: t for name, t in shares.items() if t is not None}
-    check_tensors(operator, rows, x=x, tiles=tiles, **given, **others)
-    if (
-        tiles.ndim != 4
-        or tiles.shape[1] * GROUP != k
-        or tiles.shape[0] != -(-n // ROWS)
-        or tiles.shape[2:] != (LINES, WORDS)
-    ):
-        raise ValueError(
-            f"{operator}: tiles of shape {tuple(tiles.shape)} do not fit x [{rows}, {k}] and"
-            f" {n} output rows"
-        )
-    for name, t in given.items():
-        if t.shape != (rows, k // GROUP) or t.dtype != torch.float32:
-            raise ValueError(
-                f"{operator}: {name} must be fp32 of shape {(rows, k // GROUP)}, got {t.dtype} of"
-                f" {tuple(t.shape)}"
-            )
-    for name, t in others.items():
-        if t.dtype != x.dtype:
-            raise ValueError(f"{operator}: {name} must be {x.dtype} as x is, got {t.dtype}")
-    if any(t.data_ptr() % 16 for t in (x, tiles, *others.values())):
-        raise ValueError(f"{operator}: tiles and x must start on a multiple of 16 bytes")
-    if packed and x.dtype != torch.bfloat16:
-        raise ValueError(
-            f"{operator}: triton multiplies bfloat16, got {x.dtype}; use kernel.{operator}=tile"
-        )
-
-
 def _launch(
     x: Tensor,
     tiles: Tensor,
@@ -617,7 +560,7 @@ def _launch(
     row_tiles, groups = tiles.shape[:2]
     blocks = row_tiles // chosen.row_tiles
     size = (chosen.programs + blocks) * chosen.row_tiles * ROWS * MAX_ROWS
-    slots = _slots(x.device, power_of_two(size))
+    room = slots(x.device, power_of_two(size))
     extra = 0 if beside is None else triton.cdiv(beside.shape[0], BESIDE_ROWS)
     if not y.numel():
         return
@@ -630,9 +573,9 @@ def _launch(
         x,
         tiles,
         tiles.view(torch.int32),
-        slots if sums is None else sums,
-        slots if squares is None else squares,
-        slots,
+        room if sums is None else sums,
+        room if squares is None else squares,
+        room,
         counters(x.device, power_of_two(blocks)),
         either(beside),
         either(residual),
@@ -640,8 +583,8 @@ def _launch(
         y,
         either(z),
         either(after[0]),
-        slots if after[1] is None else after[1],
-        slots if after[2] is None else after[2],
+        room if after[1] is None else after[1],
+        room if after[2] is None else after[2],
         x.shape[0],
         n,
         blocks,
@@ -679,7 +622,7 @@ def launch(
     Packed: x is bfloat16. Plain: fp32 inside, x of any dtype up to fp32.
     """
     n = sum(splits)
-    _check("int4_matmul", x, tiles, n, packed, sums, squares)
+    check("int4_matmul", x, tiles, n, packed, sums, squares)
     chosen = chosen or plan(*tiles.shape[:2], card(x.device))
     y = x.new_empty(x.shape[0], n)
     _launch(x, tiles, n, chosen, packed, PLAIN, sums, squares, y)
@@ -697,7 +640,7 @@ def launch_beside(
     packed: bool = not INTERPRETED,
 ) -> tuple[Tensor, Tensor]:
     n, rows = sum(splits), x.shape[0]
-    _check("int4_matmul_beside", x, tiles, n, packed, sums, squares, weight=weight)
+    check("int4_matmul_beside", x, tiles, n, packed, sums, squares, weight=weight)
     if weight.shape[1:] != x.shape[1:]:
         raise ValueError(
             f"int4_matmul_beside: weight of {tuple(weight.shape)} does not fit x {tuple(x.shape)}"
@@ -720,7 +663,7 @@ def launch_add_norm(
     packed: bool = not INTERPRETED,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, n = residual.shape
-    _check("int4_add_norm", x, tiles, n, packed, sums, None, residual=residual, gain=gain)
+    check("int4_add_norm", x, tiles, n, packed, sums, None, residual=residual, gain=gain)
     if n % GROUP or rows != x.shape[0] or gain.shape != (n,):
         raise ValueError(
             f"int4_add_norm: residual of {tuple(residual.shape)}, gain of {tuple(gain.shape)} and x"
@@ -756,7 +699,7 @@ def launch_gate_up(
     packed: bool = not INTERPRETED,
 ) -> tuple[Tensor, Tensor]:
     rows, width = x.shape[0], tiles.shape[0] * ROWS // 2
-    _check("int4_gate_up", x, tiles, 2 * width, packed, sums, squares)
+    check("int4_gate_up", x, tiles, 2 * width, packed, sums, squares)
     if width % GROUP:
         raise ValueError(f"int4_gate_up: {width} outputs are no multiple of {GROUP}")
     chosen = chosen or plan(*tiles.shape[:2], card(x.device), unit=4)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,11 +21,14 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 import kernels.gpu
 from kernels.define import VARIANTS
 from kernels.int4_matmul.plan import Plan
+from kernels.registry import FAST
 from tests.kernels.compiled_cases import BY_ROWS, CASES, arguments
 
 TYPES = {
@@ -71,6 +75,11 @@ def specialised(fn: JITFunction, named: dict[str, Any]) -> tuple[dict, dict, dic
             signature[parameter.name] = TYPES[value.dtype]
             if not parameter.do_not_specialize_on_alignment:
                 attributes[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            element = TYPES[value.base.dtype].removeprefix("*")
+            signature[parameter.name] = (
+                f"tensordesc<{element}{list(value.block_shape)},{value.layout!r}>"
+            )
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
         else:
@@ -90,7 +99,8 @@ def build(fn: JITFunction, named: dict[str, Any], options: dict[str, Any], capab
             named["AHEAD"] = AHEAD if overlap else 0
             if capability != 90:  # as plan.py has it for little shared memory
                 named["STAGES"] = Plan.stages
-    source = ASTSource(fn, *specialised(fn, named))
+    kind = GluonASTSource if fn.is_gluon() else ASTSource
+    source = kind(fn, *specialised(fn, named))
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -101,7 +111,15 @@ def early(ptx: str) -> int:
     return len(re.findall(access, head)) if wait else -1
 
 
-def resources(compiled: Any) -> dict[str, int]:
+def busiest(ptx: str) -> dict[str, int]:
+    """Fused multiply-adds, barriers and shuffles of the block that has most of the first."""
+    blocks = re.split(r"^\$L__BB\w+:", ptx, flags=re.M)
+    block = max(blocks, key=lambda text: text.count("fma.rn.f32"))
+    words = {"fma": r"\bfma\.rn\.f32", "barriers": r"\bbar", "shuffles": r"\bshfl"}
+    return {name: len(re.findall(word, block)) for name, word in words.items()}
+
+
+def resources(compiled: Any) -> dict[str, Any]:
     """Registers, bytes of stack (spills), bytes of shared memory, and instructions that matter."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -119,6 +137,7 @@ def resources(compiled: Any) -> dict[str, int]:
         "barriers": len(re.findall(r"\bbar\.sync|\bbarrier\.", ptx)),
         "contractible": len(re.findall(r"\b(?:mul|add|sub)\.f32", ptx)),
         "early": early(ptx),
+        "busiest": busiest(ptx),
         "wgmma": len(re.findall(r"\bwgmma\.mma_async", ptx)),
         "mma": len(re.findall(r"\bmma\.sync", ptx)),
     }
@@ -127,9 +146,9 @@ def resources(compiled: Any) -> dict[str, int]:
 def keys() -> dict[str, list[str]]:
     """For each kernel whose rows must agree, the distinct compilations of 1, 8 and 16 rows."""
     found: dict[str, set[str]] = {}
-    for operator in BY_ROWS:
-        for rows in (1, 8, 16):
-            calls = record(VARIANTS[operator]["triton"], *arguments(operator, rows))
+    for operator, variant in product(BY_ROWS, FAST):
+        for rows in (1, 8, 16) if variant in VARIANTS[operator] else ():
+            calls = record(VARIANTS[operator][variant], *arguments(operator, rows))
             for fn, named, options in calls:
                 key = f"{specialised(fn, named)} {options}"
                 found.setdefault(f"{operator} {fn.__name__}", set()).add(key)
@@ -137,10 +156,12 @@ def keys() -> dict[str, list[str]]:
 
 
 def main(capability: int) -> None:
-    for operator, name, made in CASES:
-        for fn, named, options in record(VARIANTS[operator]["triton"], *made):
+    for (operator, name, made), variant in product(CASES, FAST):
+        calls = record(VARIANTS[operator][variant], *made) if variant in VARIANTS[operator] else []
+        for fn, named, options in calls:
             figures = resources(build(fn, named, options, capability))
-            print(json.dumps({"case": f"{operator} {name}", "kernel": fn.__name__, **figures}))
+            case = f"{operator} {variant} {name}"
+            print(json.dumps({"case": case, "kernel": fn.__name__, **figures}))
     print(json.dumps({"keys": keys()}))
 
 

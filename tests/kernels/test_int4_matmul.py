@@ -19,7 +19,7 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from kernels.gpu import counters
-from kernels.int4_matmul.plan import H200, TABLE, Card, Plan, plan
+from kernels.int4_matmul.plan import H200, LEAST, TABLE, Card, Plan, plan
 from kernels.int4_matmul.triton import (
     card,
     launch,
@@ -205,11 +205,11 @@ def test_gate_and_up_in_one_launch(programs, dtype):
 
 
 def test_plans_deal_the_27b_evenly():
-    """Every program of an H200 has the same number of units, give or take one."""
+    """Every program of an H200 has the same number of units, give or take one, at least LEAST."""
     for (n, k), deal in TABLE.items():
         chosen = plan(n // 64, k // 128, H200, unit=2)
-        assert chosen.programs == deal.per_processor * 132
         units = n // 64 // chosen.row_tiles * (k // 128)
+        assert chosen.programs == min(deal.per_processor * 132, units // LEAST)
         assert units / chosen.programs >= 3
         assert (n // 64) % chosen.row_tiles == 0
     assert plan(256, 40, H200, spare=6).programs == 3 * 132 - 6
@@ -246,7 +246,7 @@ def test_packed_takes_bfloat16_only():
     x, tiles, splits = inputs(
         1, 64, 256, torch.float16, "cuda" if torch.cuda.is_available() else "cpu"
     )
-    with pytest.raises(ValueError, match="multiplies bfloat16|CUDA"):
+    with pytest.raises(ValueError, match="multiply bfloat16|CUDA"):
         launch(x, tiles, splits, packed=True)
 
 
