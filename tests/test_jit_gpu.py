@@ -11,10 +11,12 @@ from torch import Tensor
 from kernels.registry import select
 from tests.decode.small import IDS, random_draft
 from tests.model.small import copy, random_mtp, random_params, random_tokens
-from tr.decode.generate import Counts, advance, generate, open_stream
+from tr.decode.generate import generate
 from tr.decode.step import Model, State, init_state, prefill
+from tr.decode.stream import Counts, advance, open_stream
 from tr.drafts.base import Draft
 from tr.drafts.dflash2 import Dflash2
+from tr.drafts.head import whole
 from tr.drafts.lookup import Lookup
 from tr.drafts.mtp import Mtp
 from tr.drafts.oracle import Oracle
@@ -60,11 +62,12 @@ def model(backend: str) -> Model:
 @functools.cache
 def draft(name: str) -> Draft:
     m = model("eager")
+    head = whole(m.params.head, IDS)
     if name == "mtp":
-        return Mtp(map_tensors(Tensor.cuda, random_mtp(torch.bfloat16)), m.params, m.ops, 3, IDS)
+        return Mtp(map_tensors(Tensor.cuda, random_mtp(torch.bfloat16)), m.params, m.ops, 3, head)
     if name == "dflash2":
         params = map_tensors(Tensor.cuda, random_draft())
-        return Dflash2(params, m.params, 7, IDS, params.config.window)
+        return Dflash2(params, m.params, 7, head, params.config.window)
     return Lookup(7, 1, 3) if name == "lookup" else Raw()
 
 

@@ -1,6 +1,7 @@
 """Text in, text out: python -m tr.generate prompt="Why is the sky blue?" [key=value ...]
 
-`chat=false` continues the prompt as it stands. The last line says how many tokens a step gave.
+`chat=false` continues the prompt as it stands; `stop='["\\n\\n"]'` ends the answer before any of
+these strings. The last line says how many tokens a step gave.
 """
 
 import sys
@@ -10,7 +11,9 @@ import torch
 from tr import overrides
 from tr.assemble import assemble, sampling_of
 from tr.config import Generate
-from tr.decode.generate import Counts, answer
+from tr.decode.generate import answer
+from tr.decode.stream import Counts, warnings
+from tr.decode.words import Words
 
 MISTAKE, INTERRUPTED = 2, 130
 
@@ -25,13 +28,13 @@ def run(config: Generate) -> None:
     made = assemble(config)
     draft = made.draft(config)
     tokenizer = made.tokenizer
+    words, counts = Words(tokenizer.detokenizer(special=False), config.stop), Counts()
     if config.chat:
         message = {"role": "user", "content": config.prompt}
         prompt = tokenizer.chat([message], enable_thinking=False)
     else:
         prompt = tokenizer.encode(config.prompt)
         print(config.prompt, end="", flush=True)
-    text, counts = tokenizer.detokenizer(special=False), Counts()
     steps = answer(
         made.model,
         draft,
@@ -41,11 +44,12 @@ def run(config: Generate) -> None:
         made.eos,
         config.kv.capacity_tokens,
         counts,
+        words,
     )
-    for tokens in steps:
-        print(text.extend(tokens), end="", flush=True)
-    print(text.flush())
-    for warning in made.warnings:
+    for _ in steps:
+        print(words.take(), end="", flush=True)
+    print(words.finish())
+    for warning in made.warnings + warnings(counts.broken):
         print(f"warning: {warning}", file=sys.stderr)
     print(summary(draft.name, len(prompt), counts), file=sys.stderr)
 

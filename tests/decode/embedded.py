@@ -19,6 +19,7 @@ from tr.decode.generate import generate
 from tr.decode.step import Model
 from tr.drafts.base import Draft
 from tr.drafts.dflash2 import Dflash2
+from tr.drafts.head import whole
 from tr.drafts.lookup import Lookup
 from tr.drafts.mtp import Mtp
 from tr.drafts.oracle import Oracle
@@ -113,15 +114,16 @@ def _raw(case: Case, variant: str) -> list[int]:
 
 def draft(name: str, case: Case, variant: str = "tile") -> Draft:
     """A strategy by name; oracle and scripted know the case's text."""
-    held, ops, ids = weights(variant), select(variant), tokenizer().count
+    held, ops = weights(variant), select(variant)
+    head = whole(held.target.head, tokenizer().count)
     if name == "raw":
         return Raw()
     if name == "mtp":
         assert held.mtp is not None
-        return Mtp(held.mtp, held.target, ops, 3, ids)
+        return Mtp(held.mtp, held.target, ops, 3, head)
     if name == "dflash2":
         params = load_dflash2(EMBEDDED / "draft", held.target)
-        return Dflash2(params, held.target, 7, ids, params.config.window)
+        return Dflash2(params, held.target, 7, head, params.config.window)
     if name == "lookup":
         return Lookup(7, 2, 4)
     truth = torch.tensor(case.prompt + raw(case, variant))

@@ -11,6 +11,7 @@ from tr.decode.step import Model
 from tr.drafts import dflash2_net
 from tr.drafts.base import Draft
 from tr.drafts.dflash2 import Dflash2
+from tr.drafts.head import whole
 from tr.drafts.mtp import Mtp
 
 IDS = 90  # real tokens; 6 more rows are padding
@@ -53,8 +54,10 @@ def model(
 
 
 def mtp_draft(m: Model, tokens: int = 7) -> Draft:
-    return Mtp(random_mtp(m.params.norm.dtype), m.params, m.ops, tokens, IDS)
+    head = whole(m.params.head, IDS)
+    return Mtp(random_mtp(m.params.norm.dtype), m.params, m.ops, tokens, head)
 
 
 def dflash2_draft(m: Model, config: dflash2_net.Config = DRAFT, tokens: int = 7) -> Draft:
-    return Dflash2(random_draft(config, m.params.norm.dtype), m.params, tokens, IDS, config.window)
+    head, params = whole(m.params.head, IDS), random_draft(config, m.params.norm.dtype)
+    return Dflash2(params, m.params, tokens, head, config.window)

@@ -9,8 +9,9 @@ import torch
 from tests.decode.scripted import Scripted
 from tests.decode.small import DRAFT, IDS, dflash2_draft, model, mtp_draft
 from tests.model.small import random_tokens
-from tr.decode.generate import Counts, advance, generate, open_stream
+from tr.decode.generate import generate
 from tr.decode.step import init_state
+from tr.decode.stream import Counts, advance, open_stream
 from tr.drafts.base import Draft
 from tr.drafts.lookup import Lookup
 from tr.drafts.oracle import Oracle

@@ -16,8 +16,9 @@ from tests.decode.embedded import (
     raw,
 )
 from tests.model.small import copy
-from tr.decode.generate import Counts, advance, generate, open_stream
+from tr.decode.generate import generate
 from tr.decode.step import prefill
+from tr.decode.stream import Counts, advance, open_stream
 from tr.drafts.raw import Raw
 from tr.tree import unchecked
 

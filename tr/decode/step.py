@@ -5,8 +5,8 @@ the target's own choice, and a draft is accepted exactly where it equals that ch
 cannot depend on the draft.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,13 +15,28 @@ from torch import Tensor
 
 from kernels.define import MAX_ROWS
 from kernels.registry import Ops
-from tr.drafts.base import Draft, Feed
+from tr.drafts.base import MISSING, Draft, Feed
 from tr.jit import jit
 from tr.model import text
-from tr.model.sampling import Sampling
+from tr.model.sampling import Sampling, check_bias
 from tr.tree import tree, typed
 
 CHUNK = 512  # prompt tokens a prefill call takes; a multiple of the delta rule's 64
+MAX_ENDS = 16  # end tokens that a text may have
+
+
+@tree
+class Stops:
+    """Where the device itself ends the text, so that the host may read late.
+
+    A step cuts its rows so that the anchor never passes position `last` nor, behind `start`, one of
+    the tokens `ends` (-1: an empty place). Once it stands there, a step keeps no row and leaves the
+    state as it was.
+    """
+
+    ends: Int64[Tensor, " ends"]
+    start: Int64[Tensor, ""]
+    last: Int64[Tensor, ""]
 
 
 @tree
@@ -31,6 +46,8 @@ class State:
     target: text.State
     draft: Any
     feed: Feed
+    stops: Stops
+    prompt: Int64[Tensor, ""]  # where the last prompt ends: what stands there and on was written
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +91,23 @@ def init_state(model: Model, draft: Draft, capacity: int) -> State:
             taps=norm.new_zeros(draft.rows, len(draft.taps) * norm.shape[0]),
             history=torch.zeros(capacity + 1, dtype=torch.int64, device=norm.device),
         ),
+        stops=Stops(
+            ends=torch.full((MAX_ENDS,), -1, device=norm.device),
+            start=zero.clone(),
+            last=torch.full_like(zero, capacity),
+        ),
+        prompt=zero.clone(),
     )
+
+
+def set_stops(state: State, start: int, last: int, ends: Sequence[int]) -> None:
+    """From the anchor at `start` on, end the text at position `last` or with one of `ends`."""
+    if len(ends) > MAX_ENDS:
+        raise ValueError(f"eos: expected at most {MAX_ENDS} end tokens, got {len(ends)}")
+    stops = state.stops
+    stops.ends.copy_(torch.tensor([*ends, *[-1] * (MAX_ENDS - len(ends))]))
+    stops.start.fill_(start)
+    stops.last.fill_(last)
 
 
 def prefill(
@@ -93,6 +126,7 @@ def prefill(
             f"prompt: {done + len(prompt)} tokens exceed the window of {capacity}; shorten the"
             " prompt or raise kv.capacity_tokens"
         )
+    check_bias(sampling, model.ids)
     for chunk in prompt.split(CHUNK):
         pos = int(target.pos)
         hidden, taps, target = text.prefill(model.params, target, chunk, draft.taps)
@@ -100,14 +134,15 @@ def prefill(
     logits = model.params.head.sequence(hidden[-1:])
     if not finite(model, logits):
         raise not_finite(int(target.pos))
-    anchor = draw(model, logits, target.pos, sampling)[0]
     feed.history[done : done + len(prompt)] = prompt
+    state.prompt.copy_(target.pos)
+    anchor = draw(model, logits, target.pos, sampling, prompt[-1:], state)[0]
     feed.history[done + len(prompt)] = anchor
     feed.hidden[0], feed.taps[0] = hidden[-1], taps[-1]
     feed.anchor.copy_(anchor)
     feed.pos.copy_(target.pos)
     feed.count.fill_(1)
-    return State(target=target, draft=kept, feed=feed)
+    return replace(state, target=target, draft=kept)
 
 
 def step(
@@ -117,42 +152,51 @@ def step(
 
     `state` is donated and must have room for as many tokens; nothing is read on the host.
 
-    Returns int64 [1 + rows], how many rows were kept and then each row's token, of which the kept
-    ones are new; the logits [rows, vocab]; and the state. A logit of a real token that is not a
-    finite number keeps no row: the text stays as it was. `keep` cuts a step shorter afterwards.
+    Returns int64 [2 * rows]: how many rows were kept, each row's token, of which the kept ones are
+    new, and the drafts as proposed; the logits [rows, vocab]; and the state. No row is kept where
+    `state.stops` ended the text, or where a logit of a real token is not a finite number: the state
+    then stands for what it stood for. `keep` cuts a step shorter afterwards.
     """
     feed = state.feed
     tokens, kept = feed.anchor[None], state.draft
     if rows > 1:
         drafts, kept = draft.propose(kept, feed, sampling)
         tokens = torch.cat([tokens, drafts[: rows - 1]])
-    out, target = text.step(model.params, state.target, tokens, model.ops, draft.taps)
-    first = feed.pos + 1
-    chosen = draw(model, out.logits, first, sampling)
-    count = finite(model, out.logits).long()
-    places = first[None]
+    ids = tokens.clamp(min=0)  # a row without a draft is never kept, and reads some token
+    out, target = text.step(model.params, state.target, ids, model.ops, draft.taps)
+    chosen = draw(model, out.logits, feed.pos + 1, sampling, ids, state)
+    at = feed.pos + torch.arange(rows, device=feed.pos.device)
+    done = over(state.stops, tokens, at)
+    count = (finite(model, out.logits) > done[0]).long()
     if rows > 1:
-        count = count * (accept(tokens[1:], chosen) + 1)
-        places = first + torch.arange(rows, device=first.device)
-    feed.hidden[:rows] = out.hidden
-    if draft.taps:
-        feed.taps[:rows] = out.taps
-    feed.history.index_copy_(0, places, chosen)
-    state = keep(State(target=target, draft=kept, feed=feed), count)
-    return torch.cat([count[None], chosen]), out.logits, state
+        count = count * (accept(tokens[1:].masked_fill(done[1:], MISSING), chosen) + 1)
+    some = count > 0
+    for held, new in ((feed.hidden, out.hidden), (feed.taps, out.taps)):
+        if new.shape[1]:
+            held[:rows] = torch.where(some, new, held[:rows])
+    feed.history.index_copy_(0, at + 1, chosen)
+    state = keep(replace(state, target=target, draft=kept), count)
+    return torch.cat([count[None], chosen, tokens[1:]]), out.logits, state
 
 
 def keep(state: State, rows: Tensor) -> State:
     """Commit the first `rows` rows of the last step; `state` is donated.
 
     The token after them becomes the anchor. Also cuts a committed step shorter: a stop inside a
-    block. The rows past the cut leave no trace that anything reads.
+    block. The rows past the cut leave no trace that anything reads. After 0 rows what a draft reads
+    is still the step before.
     """
     feed = state.feed
     feed.pos.copy_(text.commit(state.target, rows).pos)
-    feed.count.copy_(rows)
+    feed.count.copy_(torch.where(rows > 0, rows, feed.count))
     feed.anchor.copy_(feed.history.index_select(0, feed.pos[None])[0])
     return state
+
+
+def over(stops: Stops, tokens: Tensor, at: Tensor) -> Tensor:
+    """Whether the text ends with each of `tokens` at positions `at`; bool [rows]."""
+    ended = (tokens[:, None] == stops.ends).any(1) & (at > stops.start)
+    return ended | (at >= stops.last)
 
 
 @typed
@@ -161,11 +205,35 @@ def accept(drafts: Int64[Tensor, " drafts"], chosen: Int64[Tensor, " rows"]) -> 
     return (drafts == chosen[: len(drafts)]).cumprod(0).sum()
 
 
-def draw(model: Model, logits: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
-    """The target's token for each row of logits; row i's stands at position + i."""
+def draw(
+    model: Model,
+    logits: Tensor,
+    position: Tensor,
+    sampling: Sampling,
+    tokens: Tensor,
+    state: State,
+) -> Tensor:
+    """The target's token for each row of logits; row i read tokens[i], its own is at position + i.
+
+    Penalties count what `state` holds before `position` and the rows' tokens after the first one.
+    """
     s = sampling
+    if s.adjusts:
+        logits = model.ops.penalize(
+            logits,
+            position,
+            tokens,
+            state.feed.history,
+            state.prompt,
+            s.presence,
+            s.frequency,
+            s.repetition,
+            s.bias_ids,
+            s.bias,
+            model.ids,
+        )
     return model.ops.sample(
-        logits, position, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, model.ids
+        logits, position, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, model.ids, s.cuts
     )
 
 

@@ -5,6 +5,8 @@ text and what the target computed for it, never the target's state, and cannot c
 it only decides how many tokens one step may keep.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxtyping import Float, Int64
@@ -12,6 +14,9 @@ from torch import Tensor
 
 from tr.model.sampling import Sampling
 from tr.tree import tree
+
+MISSING = -1  # in a proposal: no draft for this place; its row is never kept
+BROKEN = -2  # the same, because the draft's own logits there are no finite numbers
 
 
 @tree
@@ -30,8 +35,24 @@ class Feed:
     history: Int64[Tensor, " capacity"]  # every token so far; valid up to and including `pos`
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A finished step as the host read it: its rows, and how many of them were kept."""
+
+    rows: int
+    kept: int
+
+
 class Full:
-    """What a strategy shares that always has a draft for every row."""
+    """What a strategy shares whose steps are all alike, with a draft for every row."""
+
+    rows: int
+
+    def open(self, prompt: Sequence[int]) -> Any:
+        return self
+
+    def pick(self, seen: Sequence[Seen]) -> tuple[Any, int]:
+        return self, self.rows
 
     def found(self, feed: Feed) -> int:
         return len(feed.hidden) - 1
@@ -69,6 +90,20 @@ class Draft(Protocol):
         """Target layers whose outputs the draft reads."""
         ...
 
+    def open(self, prompt: Sequence[int]) -> "Draft":
+        """The strategy of a conversation that begins with `prompt`: all that its loop runs."""
+        ...
+
+    def pick(self, seen: Sequence[Seen]) -> "tuple[Draft, int]":
+        """What the next step runs: a strategy over this one's state and taps, and its rows; pure.
+
+        `seen` holds the conversation's steps that the host has read, newest last; the step before
+        the next one may be missing from it. The rows are an upper bound: the loop cuts them at the
+        window's end and at `reach`. Each pair of a strategy and a row count is compiled once, so
+        that a strategy gives back the same few objects.
+        """
+        ...
+
     def found(self, feed: Feed) -> int:
         """How many of the next drafts are worth a row; read on the host, so only a CPU's loop asks.
 
@@ -96,7 +131,8 @@ class Draft(Protocol):
     ) -> tuple[Int64[Tensor, " drafts"], Any]:
         """rows - 1 tokens for positions pos + 1, pos + 2, ...; `state` is donated.
 
-        Nothing is read on the host: how many are used is the caller's choice. A step of one row
-        does not ask, and the text ends before a draft is asked again.
+        Nothing is read on the host: how many are used is the caller's choice. MISSING or BROKEN
+        stands where there is no draft. A step of one row does not ask. A step that keeps nothing
+        leaves `feed` as it was and the next one asks again, which must give the same.
         """
         ...
