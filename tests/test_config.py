@@ -92,7 +92,10 @@ def test_paths_may_hold_anything_and_start_at_home():
         (["+exp=dflash_verify"], ["exp 'dflash_verify'", "did you mean 'dflash2_verify'"]),
         (["run=x", "drft=mtp"], ["key 'drft'", "did you mean 'draft'"]),
         (["run=x", "draft=dflash"], ["draft 'dflash'", "did you mean 'dflash2'"]),
-        (["run=x", "draft=off"], ["draft 'off'", "valid: dflash2, lookup, mtp, oracle, raw"]),
+        (
+            ["run=x", "draft=off"],
+            ["draft 'off'", "valid: auto, chain, dflash2, dflash2_lookup, lookup"],
+        ),
         (["run=x", "draft=mtp", "draft.token=3"], ["(MtpDraft) 'token'", "mean 'tokens'"]),
         (["run=x", "draft=raw", "draft.tokens=3"], ["draft (RawDraft) 'tokens'"]),
         (["run=x", "kernel.variant=tyle"], ["'tyle'", "did you mean 'tile'"]),
@@ -102,6 +105,10 @@ def test_paths_may_hold_anything_and_start_at_home():
         (["run=x", "max_new_tokens=0"], ["max_new_tokens must be positive, got 0"]),
         (["run=x", "draft.tokens=16"], ["draft.tokens must lie in 1..15, got 16"]),
         (["run=x", "sampling.top_p=0"], ["sampling.top_p must lie in (0, 1]"]),
+        (["run=x", "sampling.presence_penalty=3"], ["presence_penalty must lie in -2..2, got 3"]),
+        (["run=x", "sampling.repetition_penalty=0"], ["must lie in (0, 10], got 0"]),
+        (["run=x", "sampling.logit_bias={5: 101}"], ["logit_bias[5] must lie in -100..100"]),
+        (["run=x", "draft=mtp", "draft.noise=some"], ["unknown draft.noise", "'some'"]),
         (["run=x", "weights=checkpoint"], ["weights.path=FOLDER", "got neither"]),
         (["run=x", "model.heads=5"], ["model.heads = 5 does not fit model.kv_heads = 2"]),
         (["run=x", "draft=mtp,raw"], ["several values", "add -m"]),
@@ -197,7 +204,7 @@ def test_help_has_a_line_for_each_experiment_and_group():
         assert sum(line.split()[:1] == [name] and len(line.split()) > 3 for line in lines) == 1
     for group in overrides.groups():
         assert sum(line.split()[:1] == [group] for line in lines) == 1
-    assert "[dflash2] lookup mtp" in "\n".join(lines)
+    assert "[dflash2] dflash2_lookup lookup mtp" in "\n".join(lines)
     drafts = overrides.usage("tr.experiment", group="draft").splitlines()
     assert [line.split()[0] for line in drafts] == overrides.choices("draft")
     with pytest.raises(ValueError, match="did you mean 'draft'"):

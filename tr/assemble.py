@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernels.define import Target
+from kernels.int4_matmul.layout import GROUP
 from kernels.matmul.tile import resident_dtype
 from kernels.registry import Ops, select
 from tr.budget import check
@@ -19,9 +21,13 @@ from tr.checkpoint.names import dflash2_table
 from tr.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from tr.config import (
     DEPTH,
+    AutoDraft,
+    ChainDraft,
     CheckpointWeights,
     Dflash2Draft,
+    Dflash2LookupDraft,
     Dflash2Shape,
+    DraftHead,
     LookupDraft,
     MtpDraft,
     RandomWeights,
@@ -31,8 +37,13 @@ from tr.config import (
 from tr.config import Draft as DraftChoice
 from tr.decode.step import Model
 from tr.drafts import dflash2_net
+from tr.drafts.auto import Auto
 from tr.drafts.base import Draft
+from tr.drafts.chain import Chain
 from tr.drafts.dflash2 import Dflash2
+from tr.drafts.dflash2_lookup import Dflash2Lookup
+from tr.drafts.dflash2_step import Fused, fuse
+from tr.drafts.head import Head, read_listing, sliced, whole
 from tr.drafts.lookup import Lookup
 from tr.drafts.mtp import Mtp
 from tr.drafts.raw import Raw
@@ -71,22 +82,49 @@ class Assembly:
 
     def draft(self, config: Run) -> Draft:
         """The strategy of `config.draft`; raises ValueError where its weights are missing."""
-        chosen, target, ids = config.draft, self.model.params, self.model.ids
+        chosen, target = config.draft, self.model.params
         if isinstance(chosen, MtpDraft):
             if self.mtp is None:
                 raise ValueError(
                     f"draft=mtp: {self.folder} has no mtp.* tensors; use draft=dflash2"
                 )
-            return Mtp(self.mtp, target, self.ops, chosen.tokens, ids)
+            head, noise = self._head(chosen.head), chosen.noise == "shared"
+            return Mtp(self.mtp, target, self.ops, chosen.tokens, head, chosen.least, noise=noise)
         if isinstance(chosen, LookupDraft):
             return Lookup(chosen.tokens, chosen.ngram_min, chosen.ngram_max)
         if isinstance(chosen, Dflash2Draft):
             params = self._dflash2(chosen, config)
             window = chosen.window or params.config.window
-            return Dflash2(params, target, chosen.tokens, ids, window)
+            head, fused = self._head(chosen.head), self._fused(params)
+            noise = chosen.noise == "shared"
+            block = Dflash2(params, target, chosen.tokens, head, window, fused, noise)
+            if not isinstance(chosen, Dflash2LookupDraft):
+                return block
+            c = chosen
+            own = block, c.tail, c.ngram_min, c.ngram_max, c.trust, c.saturated
+            return Chain(*own, after=c.after) if isinstance(c, ChainDraft) else Dflash2Lookup(*own)
+        if isinstance(chosen, AutoDraft):
+            decode = partial(self.tokenizer.decode, special=False)  # a template is no content
+            cjk, other = (self.draft(dataclasses.replace(config, draft=p)) for p in chosen.parts())
+            return Auto(cjk, other, chosen.share, decode)
         if chosen.strategy == "raw":
             return Raw()
         raise ValueError(f"draft={chosen.strategy} needs a recorded text; run it in an experiment")
+
+    def _head(self, chosen: DraftHead) -> Head:
+        """The rows of the target's output matrix that a draft reads."""
+        matrix, count = self.model.params.head, self.model.ids
+        if chosen.kind == "full":
+            return whole(matrix, count)
+        ids = range(count) if chosen.kind == "first" else read_listing(Path(chosen.path), count)
+        kept = () if self.text is None else self.text.control.values()
+        return sliced(matrix, count, [*ids[: chosen.ids], *kept])
+
+    def _fused(self, params: dflash2_net.Params) -> Fused | None:
+        """How a block runs: through operators on a GPU, elsewhere as in training."""
+        if params.norm.device.type != "cuda" or params.config.d_model % GROUP:
+            return None
+        return fuse(params, self.ops)
 
     def _dflash2(self, chosen: Dflash2Draft, config: Run) -> dflash2_net.Params:
         folder, norm = _draft_folder(chosen, self.folder), self.model.params.norm
@@ -209,10 +247,16 @@ def load_dflash2(
             f"{folder}: the draft is for {shape.vocab} x {shape.d_model} embeddings, the target has"
             f" {vocab} x {d_model}; take the draft that was trained for this target"
         )
-    if max(shape.taps) >= len(target.layers):
+    known = len(target.layers)
+    if not shape.taps or not all(0 <= tap < known for tap in shape.taps):
         raise ValueError(
-            f"{folder}: the draft reads layer {max(shape.taps)}, the target has"
-            f" {len(target.layers)}; take the draft that was trained for this target"
+            f"{folder}: the draft reads layers {list(shape.taps)}, the target has 0 .. {known - 1};"
+            " take the draft that was trained for this target"
+        )
+    if not 0 <= shape.mask_token < vocab:
+        raise ValueError(
+            f"{folder}: mask_token_id {shape.mask_token} is not among the {vocab} tokens; take the"
+            " draft that was trained for this target"
         )
     dtype, device = target.norm.dtype, target.norm.device
     empty = skeleton(lambda generator: dflash2_net.init(shape, generator, dtype))
@@ -250,11 +294,12 @@ def _draft_shape(
     chosen: DraftChoice, target: ModelConfig, folder: Path | None
 ) -> dflash2_net.Config | None:
     """The block draft that comes with the target, where one is chosen and there."""
-    if not isinstance(chosen, Dflash2Draft):
+    blocks = [part for part in chosen.parts() if isinstance(part, Dflash2Draft)]
+    if not blocks:
         return None
-    place = _draft_folder(chosen, folder)
+    place = _draft_folder(blocks[0], folder)
     if place is None:
-        return random_dflash2(chosen.random, target)
+        return random_dflash2(blocks[0].random, target)
     return read_dflash2(place) if place.is_dir() else None
 
 
@@ -266,5 +311,5 @@ def _draft_folder(chosen: Dflash2Draft, folder: Path | None) -> Path | None:
 
 
 def sampling_of(config: Run) -> Sampling:
-    s = config.sampling
-    return sampling(s.temperature, s.top_k, s.top_p, s.min_p, s.seed, config.device.resolve())
+    """The settings of `config.sampling`, on the run's device."""
+    return sampling(**dataclasses.asdict(config.sampling), device=config.device.resolve())

@@ -25,12 +25,20 @@ def budget(config: Run, shape: ModelConfig, capacity: int, draft: float, element
     """
     quant, kv, rows = config.quant.format, config.kv.format, cache_rows(capacity)
     items = plan(shape, quant, kv, capacity=rows, element=element).items
-    chained = (
-        cache_rows(capacity + config.draft.tokens) if isinstance(config.draft, MtpDraft) else 0
-    )
+    chains = [d.tokens for d in config.draft.parts() if isinstance(d, MtpDraft)]
+    chained = cache_rows(capacity + max(chains)) if chains else 0
     items += mtp_items(shape, quant, kv, chained, element)
+    items += (Item("draft head", head_bytes(config, shape, element)),)
     items += Item("DFlash2 draft", draft), workspace(shape, quant, capacity, min(CHUNK, capacity))
     return Plan(items)
+
+
+def head_bytes(config: Run, shape: ModelConfig, element: float) -> float:
+    """At most what a head slice adds: its rows, control tokens aside."""
+    heads = (getattr(part, "head", None) for part in config.draft.parts())
+    rows = sum(min(head.ids, shape.vocab) for head in heads if head and head.kind != "full")
+    size = 2.0 if shape.tie_embeddings else element
+    return matrix_bytes("draft head", (1, rows, shape.d_model), config.quant.format, size)
 
 
 def draft_bytes(c: dflash2_net.Config, quant: str) -> float:

@@ -23,8 +23,8 @@ PLANNED = {  # names that a later stage builds: refused as such, not as typing e
     "quant": (),
     "quant.method": ("mse", "gptq"),
     "kv": ("int8", "int4", "kvarn"),
-    "kernel": ("gluon",),
-    "draft": ("dflash2_lookup", "chain", "auto"),
+    "kernel": (),
+    "draft": (),
     "jit": ("tensorrt",),
 }
 DEPTH = 64  # layers of the target that draft.random.taps are stated for
@@ -181,10 +181,17 @@ class Kernel:
     gated_delta_step: str = ""
     qk_rope_store: str = ""
     attention_decode: str = ""
+    penalize: str = ""
     sample: str = ""
+    dflash_embed: str = ""
+    dflash_conv: str = ""
+    dflash_conv_add_norm: str = ""
+    dflash_attention: str = ""
+    dflash_top: str = ""
+    dflash_select: str = ""
 
     def __post_init__(self) -> None:
-        built = ("reference", "tile", "triton")
+        built = ("reference", "tile", "triton", "gluon")
         check_choice("kernel.variant", self.variant, ("auto", *built), PLANNED["kernel"])
         for operator, variant in self.overrides().items():
             check_choice(f"kernel.{operator}", variant, built, PLANNED["kernel"])
@@ -195,7 +202,13 @@ class Kernel:
         return {name: variant for name, variant in own.items() if variant}
 
 
-STRATEGIES = ("raw", "mtp", "dflash2", "lookup", "oracle")
+def check_ngrams(low: int, high: int) -> None:
+    if not 1 <= low <= high:
+        raise ValueError(f"draft needs 1 <= ngram_min <= ngram_max, got {low} and {high}")
+
+
+STRATEGIES = ("raw", "mtp", "dflash2", "lookup", "dflash2_lookup", "chain", "auto", "oracle")
+NOISE = ("shared", "none")
 
 
 @dataclass
@@ -208,6 +221,10 @@ class Draft:
         if tokens is not None:
             check_range("draft.tokens", tokens, 1, VERIFY_ROWS - 1)
 
+    def parts(self) -> "list[Draft]":
+        """The strategies that may run."""
+        return [self]
+
 
 @dataclass
 class RawDraft(Draft):
@@ -215,9 +232,46 @@ class RawDraft(Draft):
 
 
 @dataclass
+class DraftHead:
+    """Which tokens a draft chooses among; control tokens are always kept.
+
+    full: all; first: the first `ids` ones; counted: the `ids` most frequent ones of a file that
+    +exp=draft_vocab writes. All where there are fewer.
+    """
+
+    kind: str = "full"
+    ids: int = 131072
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("draft.head.kind", self.kind, ("full", "first", "counted"))
+        self.path = expanduser(self.path)
+        if self.ids < 1:
+            raise ValueError(f"draft.head.ids must be positive, got {self.ids}")
+        if (self.kind == "counted") != bool(self.path):
+            raise ValueError(
+                f"draft.head.kind={self.kind} takes"
+                f" {'draft.head.path=FILE' if self.kind == 'counted' else 'no draft.head.path'}"
+            )
+
+
+@dataclass
 class MtpDraft(Draft):
+    """Every step drafts `tokens`; with `least`, 2 more than the last one accepted.
+
+    These are `least` at least and `tokens` at most.
+    """
+
     strategy: str = "mtp"
     tokens: int = MISSING
+    least: int = 0
+    head: DraftHead = field(default_factory=DraftHead)
+    noise: str = "shared"  # when sampling: the target's own, or none (the likeliest tokens)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("draft.noise", self.noise, NOISE)
+        check_range("draft.least", self.least, 0, self.tokens)
 
 
 @dataclass
@@ -255,6 +309,8 @@ class Dflash2Draft(Draft):
     strategy: str = "dflash2"
     tokens: int = MISSING
     window: int = 0  # context tokens the draft attends to; 0: as its checkpoint says
+    head: DraftHead = field(default_factory=DraftHead)
+    noise: str = "shared"  # when sampling: the target's own, or none (the likeliest tokens)
     path: str = ""
     repo: str = ""
     revision: str = "main"
@@ -262,6 +318,7 @@ class Dflash2Draft(Draft):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("draft.noise", self.noise, NOISE)
         self.path = expanduser(self.path)
         if self.window < 0:
             raise ValueError(f"draft.window must be 0 or more, got {self.window}")
@@ -280,11 +337,60 @@ class LookupDraft(Draft):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.ngram_min <= self.ngram_max:
-            raise ValueError(
-                "draft needs 1 <= ngram_min <= ngram_max, got"
-                f" {self.ngram_min} and {self.ngram_max}"
-            )
+        check_ngrams(self.ngram_min, self.ngram_max)
+
+
+@dataclass
+class Dflash2LookupDraft(Dflash2Draft):
+    """`tokens` from the block; after steps that were accepted whole, `tail` more from the text."""
+
+    strategy: str = "dflash2_lookup"
+    tail: int = MISSING
+    ngram_min: int = MISSING
+    ngram_max: int = MISSING
+    trust: int = MISSING  # a match this long replaces the block's tokens; above ngram_max: none
+    saturated: int = MISSING  # steps in a row; 0: every step is a long one
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ngrams(self.ngram_min, self.ngram_max)
+        check_range("draft.tail", self.tail, 1, VERIFY_ROWS - 1 - self.tokens)
+        for name in ("trust", "saturated"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"draft.{name} must be 0 or more, got {getattr(self, name)}")
+
+
+@dataclass
+class ChainDraft(Dflash2LookupDraft):
+    """Whole steps from the text, once `after` long ones in a row were accepted whole."""
+
+    strategy: str = "chain"
+    after: int = MISSING
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.after < 1:
+            raise ValueError(f"draft.after must be positive, got {self.after}")
+
+
+@dataclass
+class AutoDraft(Draft):
+    """Two of `choices` by name: `cjk` where that `share` of a prompt is Chinese and the like."""
+
+    strategy: str = "auto"
+    cjk: str = MISSING
+    other: str = MISSING
+    share: float = MISSING
+    choices: dict[str, Draft] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("draft.share", self.share, 0, 1)
+        for key in ("cjk", "other"):
+            check_choice(f"draft.{key}", getattr(self, key), self.choices)
+
+    def parts(self) -> list[Draft]:
+        return [self.choices[self.cjk], self.choices[self.other]]
 
 
 @dataclass
@@ -319,9 +425,21 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0  # once for a token that was written
+    frequency_penalty: float = 0.0  # for every time it was
+    repetition_penalty: float = 1.0  # for tokens of the prompt too; divides a positive logit
+    logit_bias: dict[int, float] = field(default_factory=dict)  # by token id; at most 1024
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            check_range(f"sampling.{name}", getattr(self, name), -2, 2)
+        if not 0 < self.repetition_penalty <= 10:
+            raise ValueError(
+                f"sampling.repetition_penalty must lie in (0, 10], got {self.repetition_penalty:g}"
+            )
+        for token, value in self.logit_bias.items():
+            check_range(f"sampling.logit_bias[{token}]", value, -100, 100)
         check_range("sampling.temperature", self.temperature, 0, 100)
         check_range("sampling.min_p", self.min_p, 0, 1)
         if not 0 < self.top_p <= 1:
@@ -462,6 +580,7 @@ class Generate(Run):
 
     prompt: str = ""
     chat: bool = True  # wrap the prompt in the chat template; false: continue it as it stands
+    stop: list[str] = field(default_factory=list)  # strings that end the answer, and are not shown
 
 
 GROUPS: dict[str, dict[str, type]] = {  # group -> schema name -> dataclass
@@ -479,6 +598,9 @@ GROUPS: dict[str, dict[str, type]] = {  # group -> schema name -> dataclass
         "mtp_schema": MtpDraft,
         "dflash2_schema": Dflash2Draft,
         "lookup_schema": LookupDraft,
+        "dflash2_lookup_schema": Dflash2LookupDraft,
+        "chain_schema": ChainDraft,
+        "auto_schema": AutoDraft,
         "oracle_schema": OracleDraft,
     },
     "jit": {"schema": Jit},

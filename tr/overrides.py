@@ -1,11 +1,13 @@
 """Check a command line before Hydra acts on it, and put every complaint into one sentence."""
 
+import contextlib
 import itertools
 import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -105,7 +107,10 @@ def _check(args: list[str], root: str, configs: Path) -> tuple[list[str], list[A
 
 
 def compose(overrides: list[str], root: str = "config", configs: Path = CONFIGS) -> DictConfig:
-    with hydra.initialize_config_dir(str(configs.resolve()), version_base="1.3"):
+    inside = GlobalHydra.instance().is_initialized()  # in a job of Hydra's, over the same folder
+    folder = str(configs.resolve())
+    start = hydra.initialize_config_dir
+    with contextlib.nullcontext() if inside else start(folder, version_base="1.3"):
         try:
             return hydra.compose(root, overrides)
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
@@ -152,6 +157,8 @@ def _leaf(base: DictConfig, key: str, value: str, multirun: bool) -> str:
             where = f" of {'.'.join(path[:depth])} ({schema})" if depth else ""
             raise ValueError(unknown(f"unknown key{where}", part, names))
         parent, node = node, node._get_node(part)
+    if OmegaConf.get_type(node) is dict and value.startswith("{"):  # entries of a mapping
+        return f"++{key}={value}"
     if isinstance(node, DictConfig):
         raise ValueError(f"{key}={value}: {key} holds several values; set one of {list(node)}")
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.sample import gumbel
 from tests.decode.small import DRAFT, IDS, model, random_draft
 from tests.model.small import copy, random_tokens
 from tr.checkpoint.load import skeleton
@@ -14,6 +15,7 @@ from tr.drafts import dflash2
 from tr.drafts import dflash2_net as net
 from tr.drafts.base import Feed
 from tr.drafts.dflash2 import Dflash2, ring_rows
+from tr.drafts.head import whole
 from tr.model.sampling import Sampling, sampling
 from tr.tree import replace_tensors, tensors
 
@@ -61,7 +63,8 @@ def inference():
 def make(config: net.Config = DRAFT, window: int = WINDOW) -> Dflash2:
     """In float32, so that roundings decide nothing."""
     target = model(dtype=torch.float32).params
-    return Dflash2(random_draft(config, torch.float32), target, BLOCK - 1, IDS, window)
+    head = whole(target.head, IDS)
+    return Dflash2(random_draft(config, torch.float32), target, BLOCK - 1, head, window)
 
 
 def residuals(count: int, seed: int = 0) -> torch.Tensor:
@@ -344,7 +347,7 @@ def test_the_walk_by_its_formula(settings):
                 pair = float((a[before] * ahead[k] * b[token]).sum())
                 noise = 0.0
                 if settings:
-                    drawn = dflash2.gumbel(s.seed, torch.tensor(pos + 1 + k), torch.tensor(token))
+                    drawn = gumbel(s.seed, torch.tensor(pos + 1 + k), torch.tensor(token))
                     noise = float(s.temperature) * float(drawn)
                 values[token] = float(logits[k, token]) + pair + noise
             before = max(values, key=values.__getitem__)
@@ -367,10 +370,10 @@ def test_training_s_pair_scores_are_the_walk_s():
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_padding_rows_are_never_drafted(heat):
     draft = make()
-    weight = tensors(draft.target)["lm_head.weight"].clone()
+    weight = tensors(draft.head)["matrix.weight"].clone()
     weight[IDS:] = 100 * torch.randn(6, DRAFT.d_model)  # would win almost always
-    target = replace_tensors(draft.target, {"lm_head.weight": weight})
-    draft = dataclasses.replace(draft, target=target)
+    head = replace_tensors(draft.head, {"matrix.weight": weight})
+    draft = dataclasses.replace(draft, head=head)
     for seed in range(10):
         taps = residuals(20, seed)
         drafts, _ = draft.propose(
@@ -391,7 +394,7 @@ def test_padding_rows_are_never_drafted(heat):
 def test_settings_that_are_refused(tokens, window, complaint):
     target = model(dtype=torch.float32).params
     with pytest.raises(ValueError, match=complaint):
-        Dflash2(random_draft(), target, tokens, IDS, window)
+        Dflash2(random_draft(), target, tokens, whole(target.head, IDS), window)
 
 
 def test_fewer_drafts_are_the_first_of_the_block():

@@ -64,6 +64,22 @@ def test_by_brute_force(text, low, extra):
     assert after(text, low, high) == want
 
 
+def test_a_text_as_long_as_a_window():
+    """Lengths and positions are compared together, and 16 times 100,000 is no small number."""
+    text = torch.arange(100_000)
+    text[-16:] = text[50_000:50_016]
+    last = torch.tensor(len(text) - 1)
+    assert find(text, last, 2, 16, 3).tolist() == [50_016, 50_017, 50_018]
+    assert find(text, last - 1, 2, 16, 3).tolist() == [50_015, 50_016, 50_017]
+    assert find(text, torch.tensor(99_000), 2, 16, 3).tolist() == [-1, -1, -1]
+
+
+def test_tokens_below_zero_match_nothing():
+    text = torch.tensor([5, -2, 7, 8, 5, -2, 0])
+    assert find(text, torch.tensor(5), 1, 4, 2).tolist() == [-1, -1]
+    assert find(text, torch.tensor(4), 1, 4, 2).tolist() == [-2, 7]
+
+
 def test_a_loop_on_a_cpu_verifies_no_more_than_was_found():
     prompt = list(range(3, 40))
     counts = generate(model(), Lookup(5, 1, 4), prompt, sampling(), 12, (), 128)

@@ -8,9 +8,10 @@ import torch
 from kernels.sample import gumbel
 from tests.decode.scripted import Scripted
 from tests.decode.small import IDS, model, mtp_draft
-from tests.model.small import random_tokens
+from tests.model.small import copy, random_tokens
 from tr.decode.generate import generate
 from tr.decode.step import init_state, keep, prefill, step
+from tr.drafts.base import Seen
 from tr.drafts.mtp import Mtp
 from tr.drafts.raw import Raw
 from tr.model import mtp, text
@@ -147,3 +148,43 @@ def test_padding_rows_are_never_drafted(heat):
         state = prefill(m, draft, init_state(m, draft, 64), prompt, s)
         drafts, _ = draft.propose(state.draft, state.feed, s)
         assert len(drafts) == TOKENS and int(drafts.max()) < IDS
+
+
+def test_the_depth_follows_what_was_accepted():
+    """clamp(accepted + 2, 3, 4), one program a depth; a fixed depth without `least`."""
+    fixed = mtp_draft(float_model(), 4)
+    assert isinstance(fixed, Mtp)
+    draft = dataclasses.replace(fixed, least=3)
+    picked = [draft.pick([Seen(5, kept)] if kept else []) for kept in range(6)]
+    assert [rows for _, rows in picked] == [4, 4, 4, 5, 5, 5]
+    assert [program.calls for program, _ in picked] == [3, 3, 3, 4, 4, 4]
+    assert draft.pick([Seen(5, 5), Seen(4, 1)]) == picked[0]
+    assert len({id(program) for program, _ in picked}) == 2
+    assert fixed.pick([Seen(5, 1)]) == (fixed, 5)
+
+
+class InTurn(Mtp):
+    """Every depth in turn, whatever was accepted."""
+
+    def pick(self, seen):
+        program = self.chains[len(seen) % len(self.chains)]
+        return program, program.calls + 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "seed": 5}], ids=str)
+@pytest.mark.parametrize("length", [1, 30, 64])
+def test_every_depth_in_turn_is_exact(length, settings):
+    """And a shorter chain gives the first drafts of a longer one, over the same state."""
+    m, s = float_model(), sampling(**settings)
+    fixed = mtp_draft(m, 6)
+    assert isinstance(fixed, Mtp)
+    draft = InTurn(fixed.params, fixed.target, fixed.ops, 6, fixed.head, least=1)
+    prompt = random_tokens(length, seed=length).clamp(max=IDS - 1).tolist()
+    made = generate(m, draft, prompt, s, 24, (), 128)
+    assert made.tokens == generate(m, Raw(), prompt, s, 24, (), 128).tokens
+    assert made.proposed[:8] == [1, 2, 3, 4, 5, 6, 1, 2]
+    state = prefill(m, draft, init_state(m, draft, 128), torch.tensor(prompt), s)
+    whole, _ = fixed.propose(copy(state.draft), state.feed, s)
+    for n, program in enumerate(draft.chains, 1):
+        drafts, _ = program.propose(copy(state.draft), state.feed, s)
+        assert drafts.tolist() == whole[:n].tolist()

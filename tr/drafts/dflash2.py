@@ -11,11 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.sample import gumbel
+from kernels.define import MAX_ROWS
+from kernels.dflash_select import reference as dflash_select
 from tr.drafts import dflash2_net as net
-from tr.drafts.base import Feed, Full
+from tr.drafts import dflash2_step
+from tr.drafts.base import BROKEN, Feed, Full
+from tr.drafts.dflash2_step import Fused
+from tr.drafts.head import Head
 from tr.model import text
-from tr.model.sampling import Sampling
+from tr.model.sampling import Sampling, noiseless
 from tr.tree import tree
 
 
@@ -28,7 +32,7 @@ class State:
 
 def ring_rows(config: net.Config, window: int) -> int:
     """Smallest power of two that holds a window and the rows one step may write past it."""
-    return 1 << (window + 2 * config.block - 1).bit_length()
+    return 1 << (window + max(2 * config.block, MAX_ROWS) - 1).bit_length()
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +40,10 @@ class Dflash2(Full):
     params: net.Params
     target: text.Params
     tokens: int
-    ids: int  # real tokens; the matrix's padding rows are never drafted
+    head: Head
     window: int  # at most the one it was trained with
+    fused: Fused | None = None  # how a block runs; None: as in training
+    noise: bool = True  # sampling: draft with the target's own noise, or as if it were greedy
     name: str = "dflash2"
 
     def __post_init__(self) -> None:
@@ -49,6 +55,11 @@ class Dflash2(Full):
             )
         if not 1 <= self.window <= c.window:
             raise ValueError(f"draft.window: expected 1 .. {c.window}, got {self.window}")
+        if self.head.count < c.selector_top:
+            raise ValueError(
+                f"draft.head: the selector takes the best {c.selector_top} tokens, the slice has"
+                f" {self.head.count}; give it more ids"
+            )
 
     @property
     def rows(self) -> int:
@@ -83,10 +94,12 @@ class Dflash2(Full):
         return self._write(state, taps[end - keep : end], positions)
 
     def propose(self, state: State, feed: Feed, sampling: Sampling) -> tuple[Tensor, State]:
+        sampling = sampling if self.noise else noiseless(sampling)
+        if self.fused is not None:
+            return self._fused(self.fused, state, feed, sampling), state
         c = self.params.config
         device = feed.pos.device
-        rows = torch.arange(feed.taps.shape[0], device=device)
-        state = self._write(state, feed.taps, feed.pos - feed.count + rows)
+        state = self.take_in(state, feed)
         size = state.ring[0].k.shape[2]
         at = feed.pos + torch.arange(c.block, device=device)
         slot = torch.arange(size, device=device)
@@ -97,13 +110,28 @@ class Dflash2(Full):
         x = F.embedding(ids, self.target.embed)
         hidden = net.block(self.params, state.ring, x[None], at[None], seen[None])
         hidden = hidden[0, 1 : self.rows]
-        scores, best = net.logits(self.params, self.target.head, hidden, self.ids).topk(
-            c.selector_top, -1
-        )
+        logits = net.logits(self.params, self.head.matrix, hidden, self.head.count)
+        scores, best = logits.topk(c.selector_top, -1)
+        best = self.head.tokens(best)
         return walk(self.params, hidden, feed.anchor, feed.pos, best, scores, sampling), state
 
+    def _fused(self, fused: Fused, state: State, feed: Feed, sampling: Sampling) -> Tensor:
+        params, embed = self.params, self.target.embed
+        anchor, pos = feed.anchor, feed.pos
+        hidden = dflash2_step.block(
+            params, fused, state.ring, embed, feed.taps, anchor, pos, feed.count, self.window
+        )
+        head, drafts = self.head, self.tokens
+        return dflash2_step.path(params, fused, head, hidden, drafts, anchor, pos, sampling)
+
+    def take_in(self, state: State, feed: Feed) -> State:
+        """What `propose` does to `state`: the rows that the last step verified enter the ring."""
+        rows = torch.arange(feed.taps.shape[0], device=feed.pos.device)
+        return self._write(state, feed.taps, feed.pos - feed.count + rows)
+
     def _write(self, state: State, taps: Tensor, positions: Tensor) -> State:
-        new = net.context(self.params, taps[None], positions[None])
+        known = positions.clamp(max=self.params.rope.cos.shape[0] - 1)  # rejected rows lie past it
+        new = net.context(self.params, taps[None], known[None])
         for ring, rows in zip(state.ring, new, strict=True):
             slot = positions % ring.k.shape[2]
             ring.k.index_copy_(2, slot, rows.k)
@@ -124,18 +152,19 @@ def walk(
 
     Greedy takes the best pair score; under sampling the target's own noise at that position joins
     in, which makes the draft agree with the target's draw almost as often as their laws overlap.
+    BROKEN stands for a row with a score that is no finite number: `topk` and `max` pass NaN on.
     """
     s = params.selector
-    ahead = s.projection.sequence(hidden)  # [rows, rank]
-    successors = F.embedding(best, s.successor)  # [rows, n, rank]
-    drawn = scores.float()
-    if not sampling.greedy:
-        at = pos + 1 + torch.arange(len(best), device=best.device)
-        drawn = drawn + sampling.temperature * gumbel(sampling.seed, at[:, None], best)
-    path, token = [], anchor[None]
-    for i in range(len(best)):
-        key = s.predecessor.index_select(0, token)[0] * ahead[i]
-        pick = (drawn[i] + (successors[i] @ key).float()).argmax(0, keepdim=True)
-        token = best[i].index_select(0, pick)
-        path.append(token)
-    return torch.cat(path)
+    return dflash_select(
+        s.projection.sequence(hidden),
+        s.predecessor,
+        s.successor,
+        best,
+        scores,
+        anchor,
+        pos,
+        sampling.temperature,
+        sampling.seed,
+        not sampling.greedy,
+        BROKEN,
+    )

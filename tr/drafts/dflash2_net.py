@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from kernels.dflash_conv import convolve
 from kernels.qk_rope_store import rotate
 from kernels.rms_norm import rms_norm_plain
 from tr.nn import mlp
@@ -287,29 +288,25 @@ def block(
 def _conv(p: Conv, c: Config, side: int, dynamic: Tensor, z: Tensor) -> Tensor:
     """out[i] = sum_j (base[j] + dynamic[i, j]) z[i - j] inside each block; z before a block is 0.
 
-    dynamic [batch, rows, 2 width groups] comes from the sublayer's input for both sides; the base
-    products are summed first, each dynamic product is then added with one rounding.
+    dynamic [batch, rows, 2 width groups] comes from the sublayer's input for both sides.
     """
-    blocks = z.unflatten(1, (-1, c.block))
     taps = dynamic.unflatten(-1, (2, c.conv_width, -1))[:, :, side]
-    taps = taps.repeat_interleave(c.conv_group, -1).unflatten(1, (-1, c.block))
-    shifted = [F.pad(blocks, (0, 0, j, 0))[:, :, : c.block] for j in range(c.conv_width)]
-    out = shifted[0] * p.base[side, 0]
-    for j in range(1, c.conv_width):
-        out = out + shifted[j] * p.base[side, j]
-    for j in range(c.conv_width):
-        out = torch.addcmul(out, taps[..., j, :], shifted[j])
-    return out.flatten(1, 2)
+    blocks, taps = (t.unflatten(1, (-1, c.block)) for t in (z, taps))
+    return convolve(blocks, p.base[side], taps).flatten(1, 2)
 
 
 def logits(params: Params, head: Matrix, hidden: Tensor, ids: int) -> Tensor:
     """Draft logits [..., vocab] of hidden [..., d_model]; -inf past the `ids` real tokens."""
-    c = params.config
-    y = head.sequence(hidden) * c.output_multiplier
-    if c.softcap is not None:
-        y = c.softcap * torch.tanh(y / c.softcap)
+    y = scaled(params.config, head.sequence(hidden))
     y[..., ids:] = -torch.inf
     return y
+
+
+def scaled(c: Config, scores: Tensor) -> Tensor:
+    """A head's outputs as logits; never a new order among them."""
+    if c.output_multiplier != 1.0:
+        scores = scores * c.output_multiplier
+    return scores if c.softcap is None else c.softcap * torch.tanh(scores / c.softcap)
 
 
 def pair_scores(

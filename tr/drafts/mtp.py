@@ -5,16 +5,19 @@ first rewrites the rows of the tokens that the last one verified with the target
 last of those it kept yields the first draft. Then the head runs on its own output for the others.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from kernels.registry import Ops
 from kernels.sample import gumbel
-from tr.drafts.base import Feed, Full
+from tr.drafts.base import BROKEN, Feed, Full, Seen
+from tr.drafts.head import Head
 from tr.model import layer, mtp, text
-from tr.model.sampling import Sampling
+from tr.model.sampling import Sampling, noiseless
 from tr.tree import tree
 
 
@@ -30,9 +33,12 @@ class Mtp(Full):
     target: text.Params
     ops: Ops
     tokens: int
-    ids: int  # real tokens; the matrix's padding rows are never drafted
+    head: Head
+    least: int = 0  # a step drafts 2 more than the last accepted, `least` .. `tokens`; 0: tokens
     name: str = "mtp"
     taps: tuple[int, ...] = ()
+    calls: int = 0  # of the head in a proposal; 0: tokens
+    noise: bool = True  # sampling: draft with the target's own noise, or as if it were greedy
 
     @property
     def rows(self) -> int:
@@ -41,6 +47,18 @@ class Mtp(Full):
     @property
     def reach(self) -> int:
         return self.target.rope.cos.shape[0] - self.tokens + 1
+
+    @cached_property
+    def chains(self) -> tuple["Mtp", ...]:
+        """This one with `least`, ... and `tokens` calls."""
+        return tuple(replace(self, calls=n) for n in range(self.least, self.tokens + 1))
+
+    def pick(self, seen: Sequence[Seen]) -> tuple["Mtp", int]:
+        if not self.least:
+            return self, self.rows
+        accepted = seen[-1].kept - 1 if seen else 0
+        n = min(max(accepted + 2, self.least), self.tokens)
+        return self.chains[n - self.least], n + 1
 
     def init_state(self, capacity: int) -> State:
         """The chain runs up to `tokens` positions past the text: the cache has room for them."""
@@ -67,6 +85,7 @@ class Mtp(Full):
         return State(cache=cache, last=hidden[-1].clone())
 
     def propose(self, state: State, feed: Feed, sampling: Sampling) -> tuple[Tensor, State]:
+        sampling = sampling if self.noise else noiseless(sampling)
         rows = torch.arange(len(feed.hidden), device=feed.pos.device)
         first = feed.pos - feed.count + 1
         # rows past `count` are garbage at and past pos + 1, which the chain overwrites or the mask
@@ -74,11 +93,12 @@ class Mtp(Full):
         at = (first + rows).clamp(max=len(feed.history) - 1)
         out, cache = self._step(state.cache, feed.history.index_select(0, at), feed.hidden, first)
         hidden, drafts = out.index_select(0, feed.count[None] - 1), []
-        for i in range(self.tokens):
+        for i in range(self.calls or self.tokens):
             if i:
-                hidden, cache = self._step(cache, drafts[-1][None], hidden, feed.pos + i)
-            logits = self.target.head.step(hidden, self.ops)[0, : self.ids]
-            drafts.append(choose(logits, feed.pos + 1 + i, sampling))
+                token = drafts[-1].clamp(min=0)
+                hidden, cache = self._step(cache, token[None], hidden, feed.pos + i)
+            logits = self.head.matrix.step(hidden, self.ops)[0, : self.head.count]
+            drafts.append(choose(self.head, logits, feed.pos + 1 + i, sampling))
         return torch.stack(drafts), State(cache=cache, last=state.last)
 
     def _step(
@@ -89,10 +109,14 @@ class Mtp(Full):
         )
 
 
-def choose(logits: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
-    """A draft of logits [n]: the argmax; under sampling the winner with the target's noise."""
-    if sampling.greedy:
-        return logits.argmax()
-    tokens = torch.arange(len(logits), device=logits.device)
-    noise = gumbel(sampling.seed, position, tokens)
-    return (logits.float() / sampling.temperature + noise).argmax()
+def choose(head: Head, logits: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
+    """A draft of the head's logits: the argmax; when sampling, with the target's noise.
+
+    BROKEN where one of them is no finite number: `max` passes NaN on.
+    """
+    if not sampling.greedy:
+        tokens = head.tokens(torch.arange(len(logits), device=logits.device))
+        noise = gumbel(sampling.seed, position, tokens)
+        logits = logits.float() / sampling.temperature + noise
+    best, row = logits.max(0)
+    return torch.where(best.isfinite(), head.tokens(row), BROKEN)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from kernels.registry import Ops
@@ -21,6 +21,10 @@ class Dense:
     weight: Float[Tensor, "out in"]
     splits: tuple[int, ...] = static()
 
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
     def sequence(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Many tokens, any leading axes, differentiable: one library matmul per stacked matrix.
 
@@ -33,6 +37,14 @@ class Dense:
         """The stacked matrices from number `index` on, as one: a view."""
         rest = self.weight[sum(self.splits[:index]) :]
         return Dense(weight=rest, splits=(rest.shape[0],))
+
+    def first(self, n: int) -> "Dense":
+        """The first n rows as one matrix: a view."""
+        return Dense(weight=self.weight[:n], splits=(n,))
+
+    def take(self, rows: Int64[Tensor, " taken"]) -> "Dense":
+        """Chosen rows in this order, as one matrix."""
+        return Dense(weight=self.weight.index_select(0, rows), splits=(len(rows),))
 
     def step(self, x: Float[Tensor, "rows in"], ops: Ops) -> Float[Tensor, "rows out"]:
         """A few rows through the operator `matmul`."""

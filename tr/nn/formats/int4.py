@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import BFloat16, Float, Int16, UInt8
+from jaxtyping import BFloat16, Float, Int16, Int64, UInt8
 from torch import Tensor
 
 from kernels.define import MAX_ROWS, VARIANTS
@@ -31,6 +31,10 @@ class Int4:
     def shape(self) -> tuple[int, int]:
         """Output and input width."""
         return sum(self.splits), self.tiles.shape[1] * GROUP
+
+    @property
+    def device(self) -> torch.device:
+        return self.tiles.device
 
     @property
     def scale(self) -> BFloat16[Tensor, "out groups"]:
@@ -71,6 +75,16 @@ class Int4:
                 " one in bf16"
             )
         return Int4(tiles=self.tiles[first // ROWS :], splits=(self.shape[0] - first,))
+
+    def first(self, n: int) -> "Int4":
+        """The first n rows as one matrix: a view where they fill whole tiles."""
+        if n % ROWS:
+            return self.take(torch.arange(n, device=self.device))
+        return Int4(tiles=self.tiles[: n // ROWS], splits=(n,))
+
+    def take(self, rows: Int64[Tensor, " taken"]) -> "Int4":
+        """Chosen rows in this order, as one matrix."""
+        return Int4(tiles=layout.take(self.tiles, rows), splits=(len(rows),))
 
     def step(self, x: Float[Tensor, "rows in"], ops: Ops) -> Float[Tensor, "rows out"]:
         """A few rows through the operator `int4_matmul`."""
