@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
-from experiments.measure import Job, Tally, encode, tally
+from experiments.measure import LOOPS_COUNT, Job, Tally, encode, tally
 from tr.assemble import assemble, sampling_of
 from tr.config import Config, Kernel, MtpDraft, OracleDraft
+from tr.decode.stream import warnings
 from tr.drafts.oracle import Oracle
 from tr.drafts.raw import Raw
 from tr.model.sampling import sampling
 from tr.report.progress import progress
 from tr.report.record import Outcome, Verdict
-
-LOOPS_COUNT = ("copy",)  # families whose text repeats by design
 
 
 @dataclass
@@ -61,7 +60,7 @@ def run(config: Config) -> Outcome:
         replace(job, tokens=min(16, job.tokens)).run(next(iter(families.values()))[0])
     rows = oracle.tokens + 1 if oracle else draft.rows
     figures: dict[str, Any] = {"draft": config.draft.strategy, "rows": rows, "families": {}}
-    compared, first = 0, None
+    compared, first, broken = 0, None, 0
     with progress() as bars:
         for family, prompts in families.items():
             results: dict[str, tuple[Tally, list[list[int]]]] = {}
@@ -77,6 +76,7 @@ def run(config: Config) -> Outcome:
                     job, few, family in LOOPS_COUNT, lambda n, bar=bar: bars.advance(bar, n), drafts
                 )
             figures["families"][family] = family_figures(results)
+            broken += sum(total.broken for total, _ in results.values())
             for mode in ("", " sampled"):
                 pairs = zip(results["raw" + mode][1], results["speculative" + mode][1], strict=True)
                 for i, (raw, spec) in enumerate(pairs):
@@ -85,7 +85,8 @@ def run(config: Config) -> Outcome:
                         where = {"family": family, "prompt": i, "mode": mode.strip() or "greedy"}
                         first = {**where, **divergence(raw, spec)}
     verdict = Verdict(first is None, compared, first)
-    return Outcome(figures, verdict, oracle is not None, made.warnings)
+    said = made.warnings + warnings(broken)
+    return Outcome(figures, verdict, oracle is not None, said)
 
 
 def replay(
@@ -114,6 +115,7 @@ def family_figures(results: dict[str, tuple[Tally, list[list[int]]]]) -> dict[st
         "prompts": len(results["raw"][1]),
         "counted_tokens": spec.tokens,
         "looped_tokens": spec.looped,
+        "refused_drafts": spec.refused,
     }
     if "raw reference" in results:
         figures["raw_reference_tokens_per_s"] = results["raw reference"][0].tokens_per_s

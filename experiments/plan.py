@@ -34,9 +34,8 @@ class Options:
 
 def run(config: Config) -> Outcome:
     o, shape = config.options(Options), config.model.spec()
-    net = None
-    if isinstance(config.draft, Dflash2Draft):
-        net = random_dflash2(config.draft.random, shape)
+    blocks = [part for part in config.draft.parts() if isinstance(part, Dflash2Draft)]
+    net = random_dflash2(blocks[0].random, shape) if blocks else None
     figures: dict[str, Any] = {"bytes_held_gb": {}, "bytes_per_step_gb": {}, "floors": {}}
     for weights, kv in product(o.weights, o.kv):
         chosen = replace(config, quant=Quant(format=weights), kv=Kv(format=kv))

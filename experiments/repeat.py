@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tr.bench import Draw
 from tr.decode.step import Model, State, init_state
-from tr.drafts.base import Feed, Stateless
+from tr.drafts.base import Draft, Feed, Stateless
 from tr.drafts.raw import Raw
 from tr.model.sampling import Sampling
 from tr.tree import map_tensors
@@ -25,18 +25,29 @@ class Fixed(Stateless):
         return feed.history.index_select(0, where), None
 
 
-def state_at(model: Model, context: int, rows: int, capacity: int, seed: int) -> State:
-    """A state with `context` tokens behind it, one row pending; all it holds is random numbers."""
-    state = init_state(model, draft(rows), capacity)
+def state_at(
+    model: Model,
+    context: int,
+    rows: int,
+    capacity: int,
+    seed: int,
+    strategy: Draft | None = None,
+) -> State:
+    """A state with `context` tokens behind it, one row pending; all it holds is random numbers.
+
+    For steps by `strategy`, or by drafts that cost nothing.
+    """
+    state = init_state(model, strategy or draft(rows), capacity)
     random = Draw(model.params.norm.device, seed=seed)
 
     def fill(x: Tensor) -> Tensor:
         drawn = torch.bfloat16 if x.itemsize == 1 else x.dtype  # float8 has no arithmetic
         return x.copy_(random(*x.shape, dtype=drawn).mul_(0.1)) if x.is_floating_point() else x
 
-    map_tensors(fill, state.target.layers)
     feed = state.feed
+    map_tensors(fill, state.target.layers)
     feed.history.random_(model.ids, generator=random.generator)
+    map_tensors(fill, [state.draft, feed.hidden, feed.taps])
     put(state, context, min(context, 1))
     feed.anchor.copy_(feed.history[context])
     return state

@@ -4,7 +4,8 @@ On CUDA a captured step is profiled: `step_us` is its time without the profiler,
 of its kernels under it, `gap_us` what is left. Where launches overlap, a kernel's time includes its
 wait for the one before, so that their sum exceeds the step. On a CPU all three come from the
 profiled run, and `launches` counts calls of operators. A step's rows are all pending when it
-starts, as if accepted.
+starts, as if accepted. Drafts cost nothing, unless a strategy is chosen: steps of its row count are
+then whole ones, and its operators are listed behind DRAFT.
 """
 
 import dataclasses
@@ -21,14 +22,19 @@ from experiments.repeat import draft, put, state_at
 from experiments.stepping import step_ms
 from experiments.trace import PREFIX, Parts, Trace, counted, owners_of, record, scoped, split
 from kernels.gpu import dependent_launch
+from kernels.registry import Ops
 from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
 from tr.decode.step import Model, State
+from tr.drafts.base import Draft
+from tr.drafts.dflash2 import Dflash2
+from tr.drafts.mtp import Mtp
 from tr.jit import GRAPHS
 from tr.model.sampling import Sampling
 from tr.report.record import Outcome
 from tr.roofline import plan
 
+DRAFT = "draft."  # before the names of a strategy's operators
 STEP = "step"  # the scope around a whole step on a CPU
 OVERLAP = (
     "launches overlap: a kernel's time includes its wait for the one before; TR_DEPENDENT_LAUNCH=0"
@@ -52,10 +58,11 @@ class Place:
     sampling: Sampling
     rows: int
     context: int
+    strategy: Draft
 
-    def by(self, model: Model) -> Callable[[], None]:
-        """A step by `model`, put back to the start first."""
-        strategy = draft(self.rows)
+    def by(self, model: Model, strategy: Draft | None = None) -> Callable[[], None]:
+        """A step by `model`, put back to the start first; `strategy` may name its operators."""
+        strategy = strategy or self.strategy
         self.rewind()
 
         def call() -> None:
@@ -82,11 +89,14 @@ def run(config: Config) -> Outcome:
             model = Model.build(model.params, made.ops, model.ids, "cuda_graph")
         made = dataclasses.replace(made, model=model)
     figures: dict[str, Any] = {"wall_gb_per_s": wall, "rows": {}, "operators": {}}
+    chosen = None if config.draft.strategy == "raw" else made.draft(config)
     for rows in o.rows:
-        state = state_at(made.model, o.context, rows, capacity, config.seed)
-        place = Place(state, sampling, rows, o.context)
+        strategy = chosen if chosen is not None and chosen.rows == rows else draft(rows)
+        state = state_at(made.model, o.context, rows, capacity, config.seed, strategy)
+        place = Place(state, sampling, rows, o.context, strategy)
         moved: Counter[str] = Counter()
-        place.by(_eager(made, ops=counted(made.ops, moved)))()
+        counting = through(strategy, counted(made.ops, moved, DRAFT))
+        place.by(_eager(made, ops=counted(made.ops, moved)), counting)()
         step_us, parts = profiled(place, made, o, device)
         busy = sum(parts.us.values())
         total = plan(shape, config.quant.format, config.kv.format, o.context, rows).moved
@@ -110,6 +120,15 @@ def run(config: Config) -> Outcome:
     return Outcome(figures, warnings=said, device=limits)
 
 
+def through(strategy: Draft, ops: Ops) -> Draft:
+    """`strategy` by other operators, where it has any."""
+    if isinstance(strategy, Mtp):
+        return dataclasses.replace(strategy, ops=ops)
+    if isinstance(strategy, Dflash2) and strategy.fused is not None:
+        return dataclasses.replace(strategy, fused=dataclasses.replace(strategy.fused, ops=ops))
+    return strategy
+
+
 def _eager(made: Assembly, **changes: Any) -> Model:
     model = Model.build(made.model.params, made.ops, made.model.ids)
     return dataclasses.replace(model, **changes)
@@ -125,18 +144,22 @@ def _rate(moved: float, us: float, wall: float) -> dict[str, Any]:
 
 def _on_card(place: Place, made: Assembly, o: Options, device: torch.device) -> tuple[float, Parts]:
     """Microseconds of a captured step, and its parts."""
-    eager = record(place.by(_eager(made, ops=scoped(made.ops))), device)
+    named = through(place.strategy, scoped(made.ops, DRAFT))
+    eager = record(place.by(_eager(made, ops=scoped(made.ops)), named), device)
     place.rewind()  # a step is timed where the state stands
-    ms, place.state = step_ms(made.model, place.state, place.sampling, place.rows, o.rounds)
+    ms, place.state = step_ms(
+        made.model, place.state, place.sampling, place.rows, o.rounds, place.strategy
+    )
     steps = [record(place.by(made.model), device).kernels for _ in range(o.steps)]
     return ms * 1e3, split(steps, owners_of(steps[0], eager))
 
 
 def _on_cpu(place: Place, made: Assembly, o: Options, device: torch.device) -> tuple[float, Parts]:
     model = _eager(made, ops=scoped(made.ops))
+    named = through(place.strategy, scoped(made.ops, DRAFT))
 
     def profiled() -> Trace:
-        call = place.by(model)
+        call = place.by(model, named)
 
         def whole() -> None:
             with torch.profiler.record_function(PREFIX + STEP):

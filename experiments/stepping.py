@@ -9,6 +9,7 @@ import torch
 from experiments.repeat import draft, put
 from tr.config import Config
 from tr.decode.step import Model, State
+from tr.drafts.base import Draft
 from tr.jit import GRAPHS
 from tr.model.sampling import Sampling
 
@@ -17,15 +18,22 @@ WARMUP = 5
 
 @torch.inference_mode()
 def step_ms(
-    model: Model, state: State, sampling: Sampling, rows: int, rounds: int
+    model: Model,
+    state: State,
+    sampling: Sampling,
+    rows: int,
+    rounds: int,
+    strategy: Draft | None = None,
 ) -> tuple[float, State]:
     """Median milliseconds of a step of `rows` rows, and `state`, which is donated.
+
+    Without a `strategy` the drafts cost nothing.
 
     A step feeds its token to the next one and the host reads nothing in between. Outside the clock
     each one is put back to where the first began, with all its rows pending as if accepted.
     """
     context = int(state.feed.pos)
-    strategy = draft(rows)
+    strategy = strategy or draft(rows)
 
     def step() -> None:
         nonlocal state

@@ -46,12 +46,12 @@ def wrapped(ops: Ops, around: Callable[[str, Callable], Callable]) -> Ops:
     return Ops(**{f.name: around(f.name, getattr(ops, f.name)) for f in fields(Ops)})
 
 
-def scoped(ops: Ops) -> Ops:
-    """Operators that name themselves to the profiler."""
+def scoped(ops: Ops, user: str = "") -> Ops:
+    """Operators that name themselves to the profiler, behind their user's name."""
 
     def around(name: str, fn: Callable) -> Callable:
         def call(*args):
-            with record_function(PREFIX + name):
+            with record_function(PREFIX + user + name):
                 return fn(*args)
 
         return call
@@ -59,12 +59,12 @@ def scoped(ops: Ops) -> Ops:
     return wrapped(ops, around)
 
 
-def counted(ops: Ops, moved: Counter[str]) -> Ops:
+def counted(ops: Ops, moved: Counter[str], user: str = "") -> Ops:
     """Operators that add up in `moved` what each call must move; those without a bench count 0."""
 
     def around(name: str, fn: Callable) -> Callable:
         def call(*args):
-            moved[name] += BENCHES[name].nbytes(*args) if name in BENCHES else 0
+            moved[user + name] += BENCHES[name].nbytes(*args) if name in BENCHES else 0
             return fn(*args)
 
         return call

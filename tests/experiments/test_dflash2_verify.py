@@ -9,7 +9,7 @@ from experiments.dflash2_verify import divergence
 from experiments.measure import LOOP, Job, Tally, loop_start, tally
 from tr import experiment
 from tr.decode import step
-from tr.decode.generate import Counts
+from tr.decode.stream import Counts
 from tr.drafts.lookup import Lookup
 from tr.report import record
 
@@ -75,6 +75,15 @@ def test_tally_of_other_widths_and_of_a_cut():
     assert total.reached == (2, 1, 1)
 
 
+def test_tallies_join():
+    one, other = Tally(), Tally()
+    one.add(counts([4, 1], [3, 0]), limit=6)
+    other.add(counts([2, 3], [1, 2], proposed=3), limit=3)  # the second step loops
+    one.join(other)
+    assert (one.steps, one.tokens, one.made, one.looped, one.seconds) == (3, 7, 10, 3, 4.0)
+    assert one.reached == (2, 1, 1, 0, 0, 0, 0) and one.rows == 8 + 8 + 4
+
+
 def test_tally_of_jobs(monkeypatch):
     answers, used = {3: counts([4], [3]), 5: counts([2], [1])}, []
 
@@ -133,6 +142,7 @@ FAMILY = {
     "prompts",
     "counted_tokens",
     "looped_tokens",
+    "refused_drafts",
 }
 MTP, REFERENCE = {"mtp_tokens_per_step", "mtp_tokens_per_s"}, {"raw_reference_tokens_per_s"}
 

@@ -1,6 +1,8 @@
 """step_profile and compile_compare on a small model, and what they repeat a step on."""
 
+import dataclasses
 import shutil
+from collections import Counter
 
 import pytest
 import torch
@@ -8,8 +10,14 @@ import torch
 from experiments import step_profile
 from experiments.compile_compare import same_bits
 from experiments.repeat import draft, state_at
+from experiments.trace import counted
+from kernels.registry import select
+from tests.decode.small import dflash2_draft, model
 from tests.experiments.runs import record_of
 from tr.assemble import assemble, sampling_of
+from tr.drafts.dflash2 import Dflash2
+from tr.drafts.dflash2_step import fuse
+from tr.model.sampling import sampling
 from tr.overrides import load
 from tr.tree import tensors
 
@@ -45,11 +53,26 @@ def test_a_step_is_accounted_for(tmp_path):
     assert (tmp_path / "out" / "step_us.png").exists()
 
 
+def test_a_strategy_s_operators_are_listed_apart():
+    small, moved = model(), Counter()
+    plain = dflash2_draft(small)
+    assert isinstance(plain, Dflash2)
+    fused = dataclasses.replace(plain, fused=fuse(plain.params, select("reference")))
+    named = step_profile.through(fused, counted(select("reference"), moved, step_profile.DRAFT))
+    assert step_profile.through(plain, small.ops) is plain
+    with torch.inference_mode():
+        state = state_at(small, 40, 8, 512, 1, fused)
+        assert all(x.float().std() > 0 for x in tensors(state.draft).values())
+        small.step(named, state, sampling(), 8)
+    assert moved["draft.dflash_attention"] > 0
+    assert {name.split(".")[0] for name in moved} == {"draft"}
+
+
 def test_timed_steps_start_where_the_profiled_ones_do(made, monkeypatch):
     """A captured step is profiled, timed and profiled again on storage that ends with its rows."""
     assembly, sampling = made
     state = state_at(assembly.model, 0, 8, 8, seed=0)
-    place, starts = step_profile.Place(state, sampling, 8, 0), []
+    place, starts = step_profile.Place(state, sampling, 8, 0, draft(8)), []
     timed = step_profile.step_ms
 
     def noted(model, state, *args):

@@ -46,6 +46,17 @@ def test_verify_cost_is_relative_to_one_row(tmp_path):
     assert rows["3"]["ratio"] == pytest.approx(rows["3"]["step_ms"] / rows["1"]["step_ms"])
 
 
+def test_a_draft_s_whole_step_stands_beside_a_raw_one_of_the_same_run(tmp_path):
+    args = "+exp=verify_cost", "params.rows=[1]", "params.rounds=1", "params.context=40"
+    assert "speculative" not in run(tmp_path / "raw", *args)["figures"]
+    small = "draft.tokens=3", "draft.random.layers=1"
+    figures = run(tmp_path / "draft", *args, "draft=dflash2", *small)["figures"]
+    whole = figures["speculative"]
+    assert whole["rows"] == 4 and whole["raw_step_ms"] == figures["rows"]["1"]["step_ms"]
+    assert whole["draft_ms"] == whole["step_ms"] - whole["verify_step_ms"]
+    assert whole["ratio"] == whole["step_ms"] / whole["raw_step_ms"]
+
+
 def test_a_state_in_mid_text_has_random_finite_buffers(model):
     state, again = (repeat.state_at(model, 700, 4, 1024, seed=1) for _ in range(2))
     assert int(state.target.pos) == int(state.feed.pos) == 700

@@ -17,6 +17,7 @@ from tr.assemble import EMBEDDED, load_dflash2
 from tr.checkpoint.load import load_target
 from tr.decode.generate import generate
 from tr.decode.step import Model
+from tr.drafts import head as heads
 from tr.drafts.dflash2 import Dflash2
 from tr.drafts.mtp import Mtp
 from tr.drafts.raw import Raw
@@ -154,10 +155,11 @@ def test_the_result_loads_and_decodes_exactly(whole, drafted, heat):
     model = Model.build(loaded.params, select(), 545)
     net = load_dflash2(drafted[1] / "target" / "draft", loaded.params)
     s, prompt = sampling(heat, seed=1), list(range(300, 340))
+    head = heads.whole(loaded.params.head, 545)
     with unchecked():
         raw = generate(model, Raw(), prompt, s, 64, (), 256).tokens
         for draft in (
-            Dflash2(net, loaded.params, 7, 545, net.config.window),
-            Mtp(loaded.mtp, loaded.params, model.ops, 3, 545),
+            Dflash2(net, loaded.params, 7, head, net.config.window),
+            Mtp(loaded.mtp, loaded.params, model.ops, 3, head),
         ):
             assert generate(model, draft, prompt, s, 64, (), 256).tokens == raw

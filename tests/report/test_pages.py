@@ -74,6 +74,80 @@ def test_a_plot_without_data_is_left_out():
     assert plots.plots(verify(experiment="plan")) == {}
 
 
+DRAFTS = {
+    "strategies": {
+        name: {
+            family: {
+                "tokens_per_s": 100.0 + i,
+                "tokens_per_step": 1.0 + i,
+                "sampled_tokens_per_step": 1.0 + i,
+                "accepted_by_position": [0.5] * i,
+            }
+            for family in ("code", "copy")
+        }
+        for i, name in enumerate(("raw", "mtp", "dflash2"))
+    },
+    "steps": {"raw": {"1": {"step_ms": 7.7}}, "chain": {"16 (copy)": {"step_ms": 9.0}}},
+}
+LENGTHS = {
+    "mtp": {
+        str(n): {
+            "tokens_per_step": None if n == 64 else 2.0,
+            "least_tokens_per_step": 1.0,
+            "most_tokens_per_step": 3.0,
+            "accepted_by_position": [0.8, 0.4],
+        }
+        for n in (64, 512, 2048)
+    }
+}
+COVERAGE = {str(n): {"counted_coverage": n / 600, "first_coverage": None} for n in (75, 150, 300)}
+
+
+@pytest.mark.parametrize(
+    "experiment, figures, names",
+    [
+        (
+            "draft_compare",
+            DRAFTS,
+            [
+                "tokens_per_s",
+                "tokens_per_step",
+                "sampled_tokens_per_step",
+                "accepted_by_position",
+                "step_ms",
+            ],
+        ),
+        ("accept_curve", {"strategies": LENGTHS}, ["tokens_per_step", "accepted_by_position"]),
+        ("draft_vocab", {"coverage": COVERAGE}, ["coverage"]),
+    ],
+)
+def test_plots_of_drafts(experiment, figures, names):
+    drawn = plots.plots({"experiment": experiment, "figures": figures})
+    assert list(drawn) == names and all(len(data) > 8_000 for data in drawn.values())
+
+
+def test_curves_of_drafts_are_what_the_figures_say():
+    figure = plots.accepted_by_strategy(DRAFTS)
+    assert figure is not None
+    found = {line.get_label(): line.get_ydata() for line in figure.axes[0].get_lines()}
+    assert {name: list(y) for name, y in found.items()} == {"mtp": [0.5], "dflash2": [0.5, 0.5]}
+    figure = plots.acceptance_curve({"strategies": LENGTHS})
+    assert figure is not None
+    (line,) = figure.axes[0].get_lines()
+    assert list(line.get_xdata()) == [512, 2048] and list(line.get_ydata()) == [2.0, 2.0]
+
+
+def test_a_table_of_lists_leaves_out_rows_without_one():
+    *_, table = tables.tables({"strategies": DRAFTS["strategies"]})
+    assert [row[0] for row in table.rows] == [
+        "mtp / code",
+        "mtp / copy",
+        "dflash2 / code",
+        "dflash2 / copy",
+    ]
+    assert table.columns == ("", "1", "2") and table.rows[0] == ("mtp / code", "0.50", "-")
+
+
 def test_a_verdict_says_what_was_compared():
     said = {name: pages.verdict_line(verify(experiment=name)) for name in ("any", *pages.EQUAL)}
     assert said["any"] == "Exact: speculative output equals raw output, 4,096 tokens compared."

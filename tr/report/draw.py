@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 SEGMENTS = (*COLOURS, "#8C6BB1", "#F0E442", "#A6761D", "#66C2A5", "#E7298A", "#1B9E77")
 GREY = "#BBBBBB"
+MARKS = "os^Dvx"
 Families = Mapping[str, Mapping[str, Any]]
 
 
@@ -75,7 +76,7 @@ def lying_bars(
     for i, key in enumerate(keys):
         lengths = [values.get(key) or 0.0 for values in families.values()]
         low = _places(len(families), len(keys), i)
-        colour = COLOURS[i % len(COLOURS)]
+        colour = SEGMENTS[i % len(SEGMENTS)]
         drawn = drawn_on.barh(low, lengths, 0.736 / len(keys), color=colour, label=bars[key])
         drawn_on.bar_label(drawn, fmt=f"%.{digits}f", fontsize=9, padding=2)
     _lines_of_text(drawn_on, list(families))
@@ -110,8 +111,33 @@ def lines(families: Families, key: str, x: str, y: str, title: str) -> Figure | 
     figure, drawn_on = axes(x, y, title)
     for i, (name, values) in enumerate(series.items()):
         positions = range(1, len(values) + 1)
-        drawn_on.plot(positions, values, "os^Dvx"[i % 6] + "-", color=COLOURS[i % 6], label=name)
+        colour = SEGMENTS[i % len(SEGMENTS)]
+        drawn_on.plot(positions, values, MARKS[i % len(MARKS)] + "-", color=colour, label=name)
     drawn_on.set_xticks(range(1, max(map(len, series.values())) + 1))
     drawn_on.set_ylim(0, 1.02)
     legend(drawn_on)
+    return figure
+
+
+def curves(
+    series: Mapping[str, Mapping[int, Sequence[float]]], x: str, y: str, title: str
+) -> Figure | None:
+    """One line per series over numbers on a scale of doublings: a value, or it with its range."""
+    series = {name: points for name, points in series.items() if points}
+    if not series:
+        return None
+    figure, drawn_on = axes(x, y, title)
+    for i, (name, points) in enumerate(series.items()):
+        colour, at = SEGMENTS[i % len(SEGMENTS)], sorted(points)
+        values = [points[n][0] for n in at]
+        drawn_on.plot(at, values, MARKS[i % len(MARKS)] + "-", color=colour, label=name)
+        if all(len(points[n]) == 3 for n in at):
+            low, high = ([points[n][j] for n in at] for j in (1, 2))
+            drawn_on.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+    ticks = sorted({n for points in series.values() for n in points})
+    drawn_on.set_xscale("log", base=2)
+    drawn_on.set_xticks(ticks, [f"{n:,}" for n in ticks])
+    drawn_on.minorticks_off()
+    if len(series) > 1:
+        legend(drawn_on)
     return figure

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tr.report.draw import COLOURS, axes, grouped_bars, lines, lying_bars, stacked_bars
+from tr.report.draw import COLOURS, axes, curves, grouped_bars, lines, lying_bars, stacked_bars
 from tr.report.kernels import by_rows, counted, fastest, is_large
 from tr.report.tables import is_curve
 
@@ -127,12 +127,102 @@ def backends(key: str, x: str, title: str, digits: int) -> Callable[..., Figure 
     return plot
 
 
+def by_strategy(key: str, x: str, title: str, digits: int) -> Callable[..., Figure | None]:
+    """A plot of one figure of every strategy and family."""
+
+    def plot(figures: Mapping[str, Any]) -> Figure | None:
+        found = figures["strategies"]
+        families = {
+            family: {name: values[family][key] for name, values in found.items()}
+            for family in next(iter(found.values()))
+        }
+        return lying_bars(families, {name: name for name in found}, x, title, digits)
+
+    return plot
+
+
+def accepted_by_strategy(figures: Mapping[str, Any]) -> Figure | None:
+    """Every strategy's curve, the mean of its families'."""
+    means: dict[str, dict[str, list[float]]] = {}
+    for name, families in figures["strategies"].items():
+        each = [values["accepted_by_position"] for values in families.values()]
+        length = max(map(len, each))
+        padded = [[*shares, *[0.0] * (length - len(shares))] for shares in each]
+        means[name] = {"accepted": [sum(at) / len(at) for at in zip(*padded, strict=True)]}
+    x, y = "position in the draft", "share of steps that accept it"
+    return lines(means, "accepted", x, y, "Acceptance by position, mean of the families")
+
+
+def steps_by_strategy(figures: Mapping[str, Any]) -> Figure | None:
+    steps = {
+        f"{name}: {kind}": values
+        for name, kinds in figures["steps"].items()
+        for kind, values in kinds.items()
+    }
+    title = "Time of a step by strategy and rows"
+    return lying_bars(steps, {"step_ms": "step"}, "milliseconds", title, 2)
+
+
+def acceptance_curve(figures: Mapping[str, Any]) -> Figure | None:
+    keys = ("tokens_per_step", "least_tokens_per_step", "most_tokens_per_step")
+    series = {
+        name: {
+            int(length): [values[key] for key in keys]
+            for length, values in lengths.items()
+            if values["tokens_per_step"] is not None
+        }
+        for name, lengths in figures["strategies"].items()
+    }
+    title = "Tokens per step by context; the band spans the places in the text"
+    return curves(series, "context, tokens", "tokens per step", title)
+
+
+def accepted_by_context(figures: Mapping[str, Any]) -> Figure | None:
+    """The curves of the strategy that drafts most, one per context."""
+
+    def most(name: str) -> int:
+        return max(len(v["accepted_by_position"]) for v in figures["strategies"][name].values())
+
+    name = max(figures["strategies"], key=most)
+    lengths = {f"{int(n):,} tokens": v for n, v in figures["strategies"][name].items()}
+    x, y = "position in the draft", "share of steps that accept it"
+    return lines(lengths, "accepted_by_position", x, y, f"Acceptance by context, draft {name}")
+
+
+def coverage(figures: Mapping[str, Any]) -> Figure | None:
+    names = {"counted_coverage": "the most frequent", "first_coverage": "the first"}
+    series = {
+        label: {
+            int(size): [values[key]]
+            for size, values in figures["coverage"].items()
+            if values[key] is not None
+        }
+        for key, label in names.items()
+    }
+    title = "Tokens of held-out answers that a draft's list covers"
+    return curves(series, "tokens on the list", "share covered", title)
+
+
 PLOTS: dict[str, dict[str, Callable[[Mapping[str, Any]], Figure | None]]] = {
     "dflash2_verify": {
         "tokens_per_step": tokens_per_step,
         "accepted_by_position": accepted_by_position,
         "tokens_per_s": tokens_per_s,
     },
+    "draft_compare": {
+        "tokens_per_s": by_strategy("tokens_per_s", "tokens per second", "Decoding speed", 0),
+        "tokens_per_step": by_strategy("tokens_per_step", "tokens per step", "Tokens per step", 2),
+        "sampled_tokens_per_step": by_strategy(
+            "sampled_tokens_per_step", "tokens per step", "Tokens per step, sampled", 2
+        ),
+        "accepted_by_position": accepted_by_strategy,
+        "step_ms": steps_by_strategy,
+    },
+    "accept_curve": {
+        "tokens_per_step": acceptance_curve,
+        "accepted_by_position": accepted_by_context,
+    },
+    "draft_vocab": {"coverage": coverage},
     "train_tiny": {"losses": losses},
     "train_draft": {"losses": losses},
     "decode": {"tokens_per_s": decoding_speed, "wall_fraction": decoding_share},

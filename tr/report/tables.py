@@ -93,8 +93,9 @@ def tables(figures: Mapping[str, Any]) -> list[Table]:
         if single:
             plain.append(_table(label(title), single, rows))
         for name in spread:
-            series = [(row, dict(enumerate(values.get(name) or []))) for row, values in rows]
-            length = max(len(values) for _, values in series)
+            listed = [(row, values[name]) for row, values in rows if values.get(name)]
+            series = [(row, dict(enumerate(values))) for row, values in listed]
+            length = max((len(values) for _, values in series), default=0)
             body = tuple(
                 (row, *(number(values.get(i)) for i in range(length))) for row, values in series
             )
