@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tr.tree import map_tensors
+from tr.tree import map_tensors, tensors
 
 CACHES = 5  # how many last-level caches the rotating arguments must fill
 MOST_COPIES = 320
+MOST_BYTES = 16 << 30
 CPU_CACHE_BYTES = 2**20  # a nominal size: CPU figures serve tests, not comparisons
 
 Widths = Any  # a model's widths by name, as tr.model.config.ModelConfig has them
@@ -94,10 +95,13 @@ def measure(
     """Time `call(*arguments)`, which must move `moved` bytes.
 
     As many copies of the arguments take turns as fill `cold_bytes` (default: CACHES caches), at
-    most MOST_COPIES; the arguments themselves stay as they are.
+    most MOST_COPIES, and of arguments larger than what they move no more than fit MOST_BYTES; the
+    arguments themselves stay as they are.
     """
     cold = CACHES * cache_bytes(device) if cold_bytes is None else cold_bytes
-    copies = min(max(2, math.ceil(cold / max(moved, 1))), MOST_COPIES)
+    held = sum(t.nbytes for t in tensors(arguments).values())
+    copies = min(math.ceil(cold / max(moved, 1)), MOST_COPIES, MOST_BYTES // max(held, 1))
+    copies = max(2, copies)
     sets = [map_tensors(torch.clone, arguments) for _ in range(copies)]
     calls = [lambda a=a: call(*a) for a in sets]
     captured = device.type == "cuda" and not waits(calls[0])

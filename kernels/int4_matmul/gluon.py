@@ -8,8 +8,8 @@ ring, never each other, so one unpacks while another multiplies: with a barrier 
 per unit the same loop took 1.4 times as long. Weights do not wait for the kernel before: the ring
 is filled with them before x may be read.
 
-The words of a row lie so that the 16 bytes a thread reads are its operand's elements (layout.py,
-ORDER). Up to 8 rows there are 8 columns of x, above 16: the same bits, since a tensor core sums
+A thread reads 16 bytes of a row of weights and of a row of x, the same inputs of both, and makes
+operands of them as they are (`_as_operand`). Up to 8 rows there are 8 columns of x, above 16: the same bits, since a tensor core sums
 each column alone and in one order. Sums of x that are not given are one more product, with ones.
 
 What a program owns and how blocks are shared is as in triton.py (plan.py), one program a processor.
@@ -78,11 +78,17 @@ def _rounded(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _operand(q, MMA: gl.constexpr):
-    """One nibble's elements [n, 32] as an operand; nothing moves between threads."""
-    BLOCK: gl.constexpr = q.shape[0]
-    q = q.reshape(BLOCK, 4, 4, 2).permute(0, 2, 1, 3).reshape(BLOCK, _WORDS)  # c, m, b
-    return gl.convert_layout(q, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)
+def _as_operand(x, WHICH: gl.constexpr, MMA: gl.constexpr):
+    """[n, 32] of 32 inputs in order -> an operand with these inputs; nothing moves between threads.
+
+    A thread holds inputs 8 c + 2 m + b for four m and two b, and the operand wants 8 m + 2 c + b of
+    it. Both operands are renamed alike, so their product is the same sum.
+    """
+    N: gl.constexpr = x.shape[0]
+    x = x.reshape(N, 4, 4, 2).permute(0, 2, 1, 3).reshape(N, _WORDS)  # c, m, b -> m, c, b
+    if WHICH == 1:
+        x = x.permute(1, 0)
+    return gl.convert_layout(x, gl.DotOperandLayout(WHICH, MMA, 2), assert_trivial=True)
 
 
 @gluon.jit
@@ -96,18 +102,23 @@ def _unpack(words, MMA: gl.constexpr):
         is_pure=True,
         pack=2,
     )
-    return _operand(q0, MMA), _operand(q1, MMA), _operand(q2, MMA), _operand(q3, MMA)
+    q0, q1 = _as_operand(q0, 0, MMA), _as_operand(q1, 0, MMA)
+    return q0, q1, _as_operand(q2, 0, MMA), _as_operand(q3, 0, MMA)
 
 
 @gluon.jit
 def _columns(x, MMA: gl.constexpr):
     """Half a group of x in shared memory, [columns, 64] -> two operands [32, columns]."""
-    B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     COLUMNS: gl.constexpr = x.shape[0]
-    x = x.permute((1, 0)).load(B).reshape(2, _WORDS, COLUMNS)
-    low, high = gl.split(x.permute(1, 2, 0))
-    low = gl.convert_layout(low, B, assert_trivial=True)
-    return low, gl.convert_layout(high, B, assert_trivial=True)
+    X: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 32]] + ([[8, 0]] if COLUMNS == 16 else []),
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[0, 0], [0, 0]],
+        [],
+        [COLUMNS, _GROUP // 2],
+    )
+    low, high = gl.split(x.load(X).reshape(COLUMNS, 2, _WORDS).permute(0, 2, 1))
+    return _as_operand(low, 1, MMA), _as_operand(high, 1, MMA)
 
 
 @gluon.jit

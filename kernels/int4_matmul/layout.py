@@ -2,11 +2,10 @@
 
 tiles [row tiles, groups, 68, 32] int16; a tile is 4352 contiguous bytes, a multiple of 128:
 - rows 0..63, one per output row: 32 words; bits 4 i .. 4 i + 3 of word j hold the code of input
-  32 i + ORDER[j], so nibble i of a row is 32 consecutive inputs;
+  32 i + j, so nibble i of a row is 32 consecutive inputs, in order;
 - rows 64..67: for each of the 64 rows its scale and its minimum, bfloat16 bits: one 32-bit word.
 Two neighbouring words make a 32-bit register from which one AND and OR per nibble give the two
-neighbouring elements of a tensor core operand, and ORDER puts the four registers of a row that one
-thread of the operand holds side by side: 16 bytes. Output rows past n have scale and minimum 0.
+neighbouring elements of a tensor core operand. Output rows past n have scale and minimum 0.
 """
 
 import torch
@@ -17,8 +16,6 @@ ROWS = 64  # output rows of a tile
 WORDS = 32  # 16-bit words of one row of a tile
 LINES = ROWS + 4  # lines of WORDS words per tile: codes, scales, minimums
 TILE = LINES * WORDS  # 16-bit words per tile
-#: pair m of a thread's four stands at 8 m of a run of 32 inputs, and thread c's at 2 c of that
-ORDER = tuple(8 * m + 2 * c + b for c in range(4) for m in range(4) for b in range(2))
 
 
 def pack(codes: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
@@ -35,7 +32,7 @@ def pack(codes: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
             )
     if codes.dtype != torch.uint8 or int(codes.max()) > 15:
         raise ValueError("int4: codes must be uint8 in 0..15")
-    q = codes.view(n, groups, 4, WORDS)[..., list(ORDER)].to(torch.int32)
+    q = codes.view(n, groups, 4, WORDS).to(torch.int32)
     shift = 4 * torch.arange(4, dtype=torch.int32, device=codes.device)[:, None]
     words = (q << shift).sum(2, dtype=torch.int32).to(torch.int16)  # [n, groups, 32], wraps
     return _assemble(words, torch.stack([scale, minimum], -1).view(torch.int16))
@@ -71,8 +68,7 @@ def codes_of(tiles: Tensor) -> Tensor:
     words = tiles[:, :, :ROWS].transpose(1, 2).to(torch.int32)  # [row tiles, 64, groups, 32]
     shift = 4 * torch.arange(4, dtype=torch.int32, device=tiles.device)[:, None]
     codes = (words[..., None, :] >> shift) & 15  # [row tiles, 64, groups, 4, 32]
-    codes = codes.to(torch.uint8)[..., list(ORDER)]  # its own inverse
-    return codes.flatten(2).flatten(0, 1)
+    return codes.to(torch.uint8).flatten(2).flatten(0, 1)
 
 
 def _parameter(tiles: Tensor, which: int) -> Tensor:

@@ -101,7 +101,7 @@ _STORE = tl.constexpr(
 
 @triton.jit
 def _unpack(words, PACKED: tl.constexpr):
-    """int16 words [n, 32] -> two [n, 64] of 128 + code, inputs in the order of the words."""
+    """int16 words [n, 32] -> two [n, 64] of 128 + code, in the order of the inputs."""
     if PACKED:
         q0, q1, q2, q3 = tl.inline_asm_elementwise(
             _UNPACK,
@@ -201,9 +201,7 @@ def _multiply(
     word = (lines + row % _ROWS * _WORDS)[:, None] + tl.arange(0, _WORDS)[None, :]
     parameter = lines // 2 + _ROWS * _WORDS // 2 + row % _ROWS
     group = first
-    i = tl.arange(0, _GROUP // 2)
-    i = i // 32 * 32 + i // 2 % 4 * 8 + i // 8 % 4 * 2 + i % 2  # layout.py, ORDER
-    x_at = col[None, :] * (groups * _GROUP) + i[:, None]
+    x_at = col[None, :] * (groups * _GROUP) + tl.arange(0, _GROUP // 2)[:, None]
     done = 0
     acc = tl.zeros([BLOCK, _COLUMNS], tl.float32)
     for unit in tl.range(0, units, num_stages=STAGES):

@@ -114,7 +114,10 @@ def test_to_the_window_s_end(name, heat=0.8):
     assert now == late and now.stop == "window"
 
 
-@pytest.mark.parametrize("words", [None, Words(Signs()), Words(Signs(), ["?"])], ids=str)
+WORDS = {"none": None, "words": Words(Signs()), "a stop": Words(Signs(), ["?"])}
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 def test_a_step_is_launched_before_the_one_before_it_is_read(words, monkeypatch):
     """But where a stop string may cut the one before, and where the text may end in it."""
     singles, blocks = (start(name, 0.0, True) for name in ("raw", "perfect"))

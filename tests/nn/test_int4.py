@@ -33,21 +33,14 @@ def test_round_trip(n, groups, seed):
     assert torch.equal(again, packed.tiles)
 
 
-def input_of(word: int) -> int:
-    """Which of 32 inputs a word's lowest nibble holds: a thread's four pairs stand 8 apart."""
-    thread, pair, low = word // 8, word // 2 % 4, word % 2
-    return 8 * pair + 2 * thread + low
-
-
 def test_layout_is_what_kernels_read():
-    """A word of a row: inputs i, 32 + i, 64 + i, 96 + i from the low nibble up; then parameters."""
+    """Word j of a row: inputs j, 32 + j, 64 + j, 96 + j from the low nibble up; then parameters."""
     codes, scale, minimum = drawn(130, 256)
     tiles = pack(codes, scale, minimum, [130]).tiles
     assert tiles.shape == (3, 2, 68, 32) and tiles[0, 0].nbytes == 4352
     word = int(tiles[1, 1, 5, 7]) & 0xFFFF
     row = codes[64 + 5, 128:]
-    at = [32 * i + input_of(7) for i in range(4)]
-    assert [(word >> 4 * i) & 15 for i in range(4)] == row[at].tolist()
+    assert [(word >> 4 * i) & 15 for i in range(4)] == [int(row[32 * i + 7]) for i in range(4)]
     pairs = tiles[1, 1, 64:].view(torch.bfloat16).flatten().unflatten(0, (64, 2))
     assert torch.equal(pairs, torch.stack([scale[64:128, 1], minimum[64:128, 1]], -1))
     assert not tiles[2, :, 2:64].any()  # past the last row
@@ -61,8 +54,7 @@ def test_one_and_or_makes_two_operand_elements():
     for i in range(4):
         bits = ((words >> 4 * i) & 0x000F000F) | 0x43004300
         elements = bits.view(torch.bfloat16).float()
-        at = [32 * i + input_of(word) for word in range(32)]
-        assert torch.equal(elements, 128.0 + codes[:, at])
+        assert torch.equal(elements, 128.0 + codes[:, 32 * i : 32 * i + 32])
 
 
 def test_weight_is_codes_times_scale_plus_minimum():
