@@ -9,8 +9,9 @@ per unit the same loop took 1.4 times as long. Weights do not wait for the kerne
 is filled with them before x may be read.
 
 A thread reads 16 bytes of a row of weights and of a row of x, the same inputs of both, and makes
-operands of them as they are (`_as_operand`). Up to 8 rows there are 8 columns of x, above 16: the same bits, since a tensor core sums
-each column alone and in one order. Sums of x that are not given are one more product, with ones.
+operands of them as they are (`_as_operand`). Up to 8 rows there are 8 columns of x, above 16: the
+same bits, since a tensor core sums each column alone and in one order. Sums of x that are not given
+are one more product, with ones.
 
 What a program owns and how blocks are shared is as in triton.py (plan.py), one program a processor.
 The producer counts the program in at the blocks that end inside its stripe, the last block is

@@ -67,7 +67,7 @@ def test_stops_at_every_place_of_a_block(name, values):
                 assert counts.stop == "string"
             else:
                 asked = iter([False] * p + [True])
-                made, counts = go(opened, 60, cancelled=lambda asked=asked: next(asked))
+                made, counts = go(opened, TOKENS - 1, cancelled=lambda asked=asked: next(asked))
                 assert counts.stop == "cancelled" and counts.steps == p
                 last = START + len(made)
             assert made == text[START + 1 : last + 1] and opened.pos == last, (p, kind)
