@@ -194,6 +194,11 @@ def test_readme_is_regenerated_between_its_markers(tmp_path):
     assert not pages.update_readme(readme, records)
     text = readme.read_text()
     assert "### cpu/dflash2_verify-tiny" in text and "old" not in text
+    chosen = verify()
+    chosen["config"]["kernel"] = {"variant": "auto", "silu_mul": "reference"}
+    record.save(chosen, records / "cpu" / "dflash2_verify-chosen.json")
+    assert pages.update_readme(readme, records)  # by name alone
+    assert "Further records: `cpu/dflash2_verify-chosen`." in readme.read_text()
     assert text.startswith("# head\n") and text.endswith(f"{pages.END}\n\ntail\n")
     readme.write_text("no markers")
     with pytest.raises(ValueError, match="lacks the lines"):

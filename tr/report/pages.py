@@ -95,13 +95,14 @@ def write_report(records: Mapping[str, Mapping[str, Any]], folder: Path) -> Path
 
 def figures_block(folder: Path = RECORDS) -> str:
     """What stands between the README's markers: headline records in the order of HEADLINES, and the
-    others by name.
+    others by name, which are also those with a kernel's variant chosen by hand.
     """
     found, sections, others = [], [], []
     order = list(HEADLINES)
     for path in sorted(folder.glob("**/*.json")):
         record, title = load(path), str(path.relative_to(folder).with_suffix(""))
-        if (name := record["experiment"]) in HEADLINES:
+        by_hand = any(v for k, v in record["config"].get("kernel", {}).items() if k != "variant")
+        if (name := record["experiment"]) in HEADLINES and not by_hand:
             shown = {**record, "figures": HEADLINES[name](record["figures"])}
             found.append(((order.index(name), title), shown))
         else:
