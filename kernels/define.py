@@ -43,6 +43,7 @@ class Support:
 
     devices: Sequence[str] = ("cpu", "cuda")
     capability: tuple[int, int] = (0, 0)  # the least, on CUDA
+    below: tuple[int, int] = (1 << 30, 0)  # the least that it no longer runs on
     multiples: Mapping[str, int] = field(default_factory=dict)  # what must divide a size
     powers: Mapping[str, int] = field(default_factory=dict)  # a power of two, at least this one
     most: Mapping[str, int] = field(default_factory=dict)
@@ -58,6 +59,9 @@ class Support:
             least, why = self.float8, " for a float8 cache"
         if target.type == "cuda" and target.capability < least:
             return f"needs compute capability {least[0]}.{least[1]}{why}, this is {target}"
+        if target.type == "cuda" and target.capability >= self.below:
+            most = ".".join(map(str, self.below))
+            return f"is for compute capabilities below {most}, this is {target}"
         for name, size in sizes.items():
             if size % self.multiples.get(name, 1):
                 return f"needs {name} to be a multiple of {self.multiples[name]}, got {size}"

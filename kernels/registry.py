@@ -118,7 +118,7 @@ def fallbacks(
     """A sentence for each operator of `choose` that runs a plainer variant than it might.
 
     Under `auto`, where a variant for this kind of device is refused, unless a fast one stands in
-    for another fast one that newer cards have; under a fast variant's name, where an operator
+    for another fast one that other cards have; under a fast variant's name, where an operator
     lacks it.
     """
     target, said = _target(device), []
@@ -132,7 +132,7 @@ def fallbacks(
             support = getattr(VARIANTS[name].get(better), "support", None)
             if support is None or target.type not in support.devices:
                 continue
-            if variant not in FAST or target.capability >= support.capability:
+            if variant not in FAST or support.capability <= target.capability < support.below:
                 reason = refusal(name, better, target, (sizes or {}).get(name, ()))
                 said.append(f"kernel.{name}={better} {reason}; {variant} runs")
     return tuple(said)

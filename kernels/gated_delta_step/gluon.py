@@ -43,6 +43,7 @@ ROW_GROUP = 16  # rows that are made ready at a time
 SUPPORT = Support(
     devices=("cuda",),
     capability=(9, 0),
+    below=(10, 0),
     powers={"d_k": min(HEADS), "d_v": min(HEADS)},
     most={"d_k": max(HEADS), "d_v": max(HEADS)},
 )

@@ -107,6 +107,7 @@ def test_sizes_that_a_variant_cannot_take_are_refused_before_anything_runs(fast)
         ({"float8": 1}, HOPPER, ""),
         ({"float8": 1}, TURING, "needs compute capability 8.9 for a float8 cache, this is cuda"),
         ({}, TURING, "needs compute capability 8.0, this is cuda 7.5"),
+        ({}, Target("cuda", (12, 0)), "is for compute capabilities below 12.0, this is cuda 12.0"),
     ],
     ids=str,
 )
@@ -114,6 +115,7 @@ def test_sizes_that_a_support_states(sizes, target, reason):
     support = Support(
         devices=("cuda",),
         capability=(8, 0),
+        below=(12, 0),
         multiples={"k": 128},
         powers={"d": 16},
         most={"n": 10},
