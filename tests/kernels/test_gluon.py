@@ -7,6 +7,9 @@ import torch
 
 from kernels.benches import BENCHES
 from kernels.define import VARIANTS
+from kernels.int4_matmul.plan import Card
+from kernels.int4_matmul.reference import group_sums
+from kernels.silu_mul.reference import silu_mul
 from tr.bench import Draw
 from tr.testing import assert_as_close
 from tr.tree import map_tensors
@@ -15,6 +18,8 @@ pytest.importorskip("triton")
 
 import kernels.gated_delta_step.gluon as module  # noqa: E402
 import kernels.gpu  # noqa: E402
+import kernels.int4_matmul.gluon as int4  # noqa: E402
+from tests.kernels import gluon_on_cpu  # noqa: E402
 from tests.kernels.gluon_on_cpu import launches  # noqa: E402
 
 SIZES = {"k_heads": 1, "v_heads": 2, "width": 4}
@@ -94,3 +99,116 @@ def test_other_shapes_are_refused_by_the_name_of_a_variant_that_takes_them(chang
     arguments = BENCHES["gated_delta_step"].inputs(Draw("cpu"), 1, **sizes)
     with pytest.raises(ValueError, match="kernel.gated_delta_step=triton"):
         module.gated_delta_step(*arguments)
+
+
+INT4 = [  # blocks of 256 output rows; given: which of sums and squares
+    pytest.param(256, 2, 1, 10, (False, False), id="one block"),
+    pytest.param(512, 3, 2, 10, (True, False), id="a block a program"),
+    pytest.param(512, 5, 5, 10, (True, True), id="shared blocks"),
+    pytest.param(1088, 3, 2, 10, (False, True), id="stripes over blocks, padded"),
+    pytest.param(200, 7, 5, 3, (False, True), id="ring, a shared block, padded"),
+    pytest.param(512, 9, 5, 3, (True, True), id="ring, shared blocks"),
+    pytest.param(1088, 4, 2, 2, (True, False), id="ring, stripes over blocks, padded"),
+    pytest.param(1024, 4, 1, 3, (False, False), id="ring, all blocks of one program"),
+]
+
+
+def int4_inputs(rows, n, groups, given):
+    """x, tiles, then sums and squares or None."""
+    x, tiles, *parts = BENCHES["int4_gate_up"].inputs(Draw("cpu"), rows, n=n, k=128 * groups)
+    return x, tiles, *(t if wanted else None for t, wanted in zip(parts, given, strict=True))
+
+
+def int4_run(operator, arguments, programs, stages, most_blocks=int4.MOST_BLOCKS):
+    """With so many programs and a ring of so many stages; counters must be left at zero."""
+    arrivals = torch.zeros(8, dtype=torch.int32)
+    with patch.multiple(
+        int4,
+        card=lambda device: Card(programs, 0),
+        counters=lambda device, n: arrivals[:n],
+        slots=lambda device, n: torch.full((n,), torch.nan),
+        MOST_STAGES=stages,
+        MOST_BLOCKS=most_blocks,
+    ):
+        out = VARIANTS[operator]["gluon"](*arguments)
+    assert not arrivals.any()
+    return out
+
+
+def rows_of(arguments, rows):
+    """x, sums and squares of some rows, all else as it is."""
+    x, tiles, *others = arguments
+    return x[rows], tiles, *(t[rows] if torch.is_tensor(t) else t for t in others)
+
+
+def doubled(arguments):
+    return [t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in arguments]
+
+
+SOME_ROWS = [slice(1), slice(9), slice(5, 13)]
+
+
+@pytest.mark.parametrize("n, groups, programs, stages, given", INT4)
+def test_int4_matmul(n, groups, programs, stages, given):
+    """As close as the reference; the same bits again, and of rows in other company."""
+    x, tiles, *parts = int4_inputs(16, n, groups, given)
+    arguments = (x, tiles, [n], *parts)
+    reference = VARIANTS["int4_matmul"]["reference"]
+    whole = int4_run("int4_matmul", arguments, programs, stages)
+    assert_as_close(whole, reference(*arguments), reference(*doubled(arguments)))
+    assert torch.equal(int4_run("int4_matmul", arguments, programs, stages), whole)
+    for rows in SOME_ROWS:
+        y = int4_run("int4_matmul", rows_of(arguments, rows), programs, stages)
+        assert torch.equal(y, whole[rows])
+
+
+@pytest.mark.parametrize(
+    "n, groups, programs, stages, given",
+    [
+        pytest.param(256, 2, 1, 10, (True, True), id="one block"),
+        pytest.param(768, 2, 5, 10, (False, False), id="shared blocks"),
+        pytest.param(768, 5, 4, 2, (True, False), id="ring, shared blocks"),
+        pytest.param(768, 4, 1, 3, (False, True), id="ring, all blocks of one program"),
+    ],
+)
+def test_int4_gate_up(n, groups, programs, stages, given):
+    arguments = int4_inputs(16, n, groups, given)
+    reference = VARIANTS["int4_gate_up"]["reference"]
+    whole = int4_run("int4_gate_up", arguments, programs, stages)
+    h, sums = whole
+    assert_as_close(h, reference(*arguments)[0], reference(*doubled(arguments))[0])
+    assert_as_close(sums, group_sums(h), group_sums(h.double()))
+    for a, b in zip(int4_run("int4_gate_up", arguments, programs, stages), whole, strict=True):
+        assert torch.equal(a, b)
+    for rows in SOME_ROWS:
+        some = int4_run("int4_gate_up", rows_of(arguments, rows), programs, stages)
+        assert all(torch.equal(a, b[rows]) for a, b in zip(some, whole, strict=True))
+
+
+def test_int4_gate_up_rounds_as_its_parts_do():
+    """With one program, whose sums do not depend on how output rows are dealt to blocks; another
+    library's exponential may tip a rounding.
+    """
+    x, tiles, *parts = int4_inputs(1, 256, 3, (True, True))
+    both = int4_run("int4_matmul", (x, tiles, [256], *parts), 1, 10)
+    h, _ = int4_run("int4_gate_up", (x, tiles, *parts), 1, 10)
+    want = silu_mul(both)
+    torch.testing.assert_close(h, want, rtol=2**-7, atol=0.0)
+    assert (h != want).float().mean() < 0.02
+
+
+def test_int4_when_a_program_is_counted_in_changes_no_bit():
+    x, tiles, *parts = int4_inputs(3, 512, 5, (True, True))
+    arguments = (x, tiles, [512], *parts)
+    early, late = (int4_run("int4_matmul", arguments, 2, 3, most) for most in (32, 0))
+    assert torch.equal(early, late)
+
+
+def test_a_wait_that_nothing_ends_is_an_error():
+    barrier = gluon_on_cpu.Barrier(2)
+    barrier.arrive(1, expected=64)
+    with (
+        patch.object(gluon_on_cpu, "PATIENCE", 0.01),
+        pytest.raises(TimeoutError, match="1 of 2 arrivals and 64 bytes are missing"),
+    ):
+        barrier.wait(0)
