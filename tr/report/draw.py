@@ -104,16 +104,22 @@ def stacked_bars(bars: Families, names: Sequence[str], x: str, title: str) -> Fi
 
 
 def lines(families: Families, key: str, x: str, y: str, title: str) -> Figure | None:
-    """One line per family over positions 1, 2, ...; families without the list are left out."""
-    series = {name: values[key] for name, values in families.items() if values.get(key)}
+    """One line per family over positions 1, 2, ...; families without the list are left out, and
+    the others keep the colours that bars give them.
+    """
+    series = {
+        i: (name, values[key])
+        for i, (name, values) in enumerate(families.items())
+        if values.get(key)
+    }
     if not series:
         return None
     figure, drawn_on = axes(x, y, title)
-    for i, (name, values) in enumerate(series.items()):
+    for i, (name, values) in series.items():
         positions = range(1, len(values) + 1)
         colour = SEGMENTS[i % len(SEGMENTS)]
         drawn_on.plot(positions, values, MARKS[i % len(MARKS)] + "-", color=colour, label=name)
-    drawn_on.set_xticks(range(1, max(map(len, series.values())) + 1))
+    drawn_on.set_xticks(range(1, max(len(values) for _, values in series.values()) + 1))
     drawn_on.set_ylim(0, 1.02)
     legend(drawn_on)
     return figure
