@@ -28,13 +28,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.define import MAX_ROWS, variant
-from kernels.gpu import SUPPORT, counters, dependent_launch, power_of_two
+from kernels.gpu import (
+    SUPPORT,
+    counters,
+    dependent_launch,
+    let_next_start,
+    power_of_two,
+    wait_for_inputs,
+)
 from kernels.int4_matmul.launch import card, check, slots
 from kernels.int4_matmul.layout import GROUP, LINES, ROWS, TILE, WORDS
 from kernels.int4_matmul.reference import SHAPES, fake, fake_gate_up
+from kernels.rounding import rounded
 
 PLAIN, GATE_UP = range(2)
 CONSUMERS = 4
@@ -71,11 +78,6 @@ _UNPACK = gl.constexpr(
     lop3.b32 $3, t, 0x000f000f, 0x43004300, 0xea;
     }"""
 )
-
-
-@gluon.jit
-def _rounded(x, dtype: gl.constexpr):
-    return x.to(dtype).to(gl.float32)
 
 
 @gluon.jit
@@ -144,18 +146,8 @@ def _consume(
     part: gl.constexpr,
     sums_ptr,
     slot_ptr,  # the program's first
-    xs,
-    ts,
-    words,
-    pairs,
-    full,
-    empty,
-    left,
-    summed,
-    first,
-    units,
-    groups,
-    rows,
+    memory,  # what stands in shared memory
+    stripe,  # its first group, its units, groups of a block, rows of x
     SUMS: gl.constexpr,
     COLUMNS: gl.constexpr,
     HELD: gl.constexpr,
@@ -164,6 +156,8 @@ def _consume(
     PDL: gl.constexpr,
 ):
     """Multiply one tile of every unit; leave a block's sums in the program's slot for it."""
+    xs, ts, words, pairs, full, empty, left, summed = memory
+    first, units, groups, rows = stripe
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_CONSUMERS, 1], [16, 8])
     W: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [8, 0]],
@@ -176,8 +170,7 @@ def _consume(
     C: gl.constexpr = gl.SliceLayout(0, MMA)
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    if PDL:
-        gdc_wait()
+    wait_for_inputs(PDL)
     if SUMS:
         _fetch_sums(part, ts, sums_ptr, first, units, groups, rows, summed)
         totals = _viewed(ts, gl.float32, [ts.shape[0] * ts.shape[1], COLUMNS], LINE)
@@ -230,8 +223,19 @@ def _consume(
                 if unit < units - 1:
                     mbarrier.arrive(left, count=1)
             place += _BLOCK * _SLOT_COLUMNS
-        phase = gl.where(stage + 1 == STAGES, phase ^ 1, phase)
-        stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
+        stage, phase = _next_stage(stage, phase, STAGES)
+
+
+@gluon.jit
+def _next_stage(stage, phase, STAGES: gl.constexpr):
+    phase = gl.where(stage + 1 == STAGES, phase ^ 1, phase)
+    return gl.where(stage + 1 == STAGES, 0, stage + 1), phase
+
+
+@gluon.jit
+def _next_unit(block, group, groups):
+    ends = group + 1 == groups
+    return gl.where(ends, block + 1, block), gl.where(ends, 0, group + 1)
 
 
 @gluon.jit
@@ -294,8 +298,7 @@ def _produce(
 
     `last_here` [32] int32 tells of each whether this program was the last to arrive there.
     """
-    if PDL:
-        gdc_wait()
+    wait_for_inputs(PDL)
     for unit in range(0, gl.minimum(units, STAGES)):
         _bring_x(x_rows, xs, full.index(unit), unit, (first + unit) % groups)
     stage = 0
@@ -310,11 +313,8 @@ def _produce(
         mbarrier.expect(bar, BYTES)
         _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, block * STEP, group)
         _bring_x(x_rows, xs, bar, stage, group)
-        ends = group + 1 == groups
-        block = gl.where(ends, block + 1, block)
-        group = gl.where(ends, 0, group + 1)
-        phase = gl.where(stage + 1 == STAGES, phase ^ 1, phase)
-        stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
+        block, group = _next_unit(block, group, groups)
+        stage, phase = _next_stage(stage, phase, STAGES)
         if EARLY:
             if first + unit - STAGES + 1 == (ended + 1) * groups:  # all have read its last unit
                 here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units)
@@ -389,9 +389,9 @@ def _finish(
         up = up * r
     at = wide * n + out
     if FORM == _GATE_UP:
-        gate = _rounded(total, dtype)
-        h = _rounded(gate / (1.0 + gl.exp(-gate)), dtype) * _rounded(up, dtype)
-        h = _rounded(h, dtype)
+        gate = rounded(total, dtype)
+        h = rounded(gate / (1.0 + gl.exp(-gate)), dtype) * rounded(up, dtype)
+        h = rounded(h, dtype)
         gl.store(y_ptr + at, h.to(dtype), mask=live)
         share = col * (n // _GROUP) + block * G + g
         some = (col < rows) & (block * G + g < n // _GROUP)
@@ -426,8 +426,7 @@ def _int4_matmul_gluon(
     EARLY: gl.constexpr,  # count in at blocks while the stripe goes on
     PDL: gl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    let_next_start(PDL)
     p = gl.program_id(0)
     programs = gl.num_programs(0)
     units = blocks * groups
@@ -468,115 +467,27 @@ def _int4_matmul_gluon(
         mbarrier.expect(bar, BYTES)
         row_tile = at_block * STEP
         _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile, at_group)
-        ends = at_group + 1 == groups
-        at_block = gl.where(ends, at_block + 1, at_block)
-        at_group = gl.where(ends, 0, at_group + 1)
+        at_block, at_group = _next_unit(at_block, at_group, groups)
     slot_ptr = slots_ptr + (p + block) * (_BLOCK * _SLOT_COLUMNS)
+    memory = (xs, ts, words, pairs, full, empty, left, summed)
+    stripe = (first, mine, groups, rows)
     gl.warp_specialize(
         [
             (
                 _consume,
-                (
-                    0,
-                    sums_ptr,
-                    slot_ptr,
-                    xs,
-                    ts,
-                    words,
-                    pairs,
-                    full,
-                    empty,
-                    left,
-                    summed,
-                    first,
-                    mine,
-                    groups,
-                    rows,
-                    SUMS,
-                    COLUMNS,
-                    HELD,
-                    STAGES,
-                    EARLY,
-                    PDL,
-                ),
+                (0, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, EARLY, PDL),
             ),
             (
                 _consume,
-                (
-                    1,
-                    sums_ptr,
-                    slot_ptr,
-                    xs,
-                    ts,
-                    words,
-                    pairs,
-                    full,
-                    empty,
-                    left,
-                    summed,
-                    first,
-                    mine,
-                    groups,
-                    rows,
-                    SUMS,
-                    COLUMNS,
-                    HELD,
-                    STAGES,
-                    EARLY,
-                    PDL,
-                ),
+                (1, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, EARLY, PDL),
             ),
             (
                 _consume,
-                (
-                    2,
-                    sums_ptr,
-                    slot_ptr,
-                    xs,
-                    ts,
-                    words,
-                    pairs,
-                    full,
-                    empty,
-                    left,
-                    summed,
-                    first,
-                    mine,
-                    groups,
-                    rows,
-                    SUMS,
-                    COLUMNS,
-                    HELD,
-                    STAGES,
-                    EARLY,
-                    PDL,
-                ),
+                (2, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, EARLY, PDL),
             ),
             (
                 _consume,
-                (
-                    3,
-                    sums_ptr,
-                    slot_ptr,
-                    xs,
-                    ts,
-                    words,
-                    pairs,
-                    full,
-                    empty,
-                    left,
-                    summed,
-                    first,
-                    mine,
-                    groups,
-                    rows,
-                    SUMS,
-                    COLUMNS,
-                    HELD,
-                    STAGES,
-                    EARLY,
-                    PDL,
-                ),
+                (3, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, EARLY, PDL),
             ),
             (
                 _produce,
