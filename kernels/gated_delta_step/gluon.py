@@ -23,13 +23,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels.define import MAX_ROWS, Support, variant
+from kernels.gated_delta_step.launch import check_inputs
 from kernels.gated_delta_step.reference import MUTATES, fake
 from kernels.gpu import (
-    check,
     counters,
     dependent_launch,
     let_next_start,
-    same_dtype,
     wait_for_inputs,
 )
 from kernels.rounding import log1p, rounded
@@ -445,17 +444,23 @@ def gated_delta_step(
     """As the reference, for 1 to 16 rows, square heads of 64 or 128 and four taps."""
     v_heads, d_k, d_v = h.shape
     k_heads, rows, taps = past_k.shape[1], qkvz.shape[0], conv_weight.shape[1]
-    records = {"past_x": past_x, "past_k": past_k, "past_u": past_u, "past_decay": past_decay}
-    named = {"qkvz": qkvz, "conv_weight": conv_weight, "norm_weight": norm_weight, "tail": tail}
-    check("gated_delta_step", rows, ba=ba, h=h, **named, **records)
-    same_dtype("gated_delta_step", ba=ba, past_x=past_x, **named)
+    check_inputs(
+        qkvz=qkvz,
+        ba=ba,
+        conv_weight=conv_weight,
+        norm_weight=norm_weight,
+        h=h,
+        tail=tail,
+        past_x=past_x,
+        past_k=past_k,
+        past_u=past_u,
+        past_decay=past_decay,
+    )
     if d_k != d_v or d_k not in HEADS or taps != TAPS:
         raise ValueError(
             f"gated_delta_step: gluon needs square heads of {HEADS[0]} or {HEADS[1]} and {TAPS}"
             f" taps, got {d_k} x {d_v} and {taps}; use kernel.gated_delta_step=triton"
         )
-    if rows > past_x.shape[0]:
-        raise ValueError(f"gated_delta_step: {rows} rows, but records of {past_x.shape[0]}")
     columns = min(COLUMNS, d_v)
     parts = d_v // columns
     words = v_heads * parts * parts * MAX_ROWS * 2

@@ -24,15 +24,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.define import MAX_ROWS, variant
+from kernels.gated_delta_step.launch import check_inputs
 from kernels.gated_delta_step.reference import MUTATES, fake
 from kernels.gpu import (
     INTERPRETED,
     SUPPORT,
-    check,
     counters,
     dependent_launch,
     let_next_start,
-    same_dtype,
     wait_for_inputs,
 )
 from kernels.rounding import log1p, rounded
@@ -365,17 +364,23 @@ def gated_delta_step(
     """As the reference, for 1 to 16 rows; head widths must be powers of two from 16 on."""
     v_heads, d_k, d_v = h.shape
     k_heads, rows, width = past_k.shape[1], qkvz.shape[0], conv_weight.shape[1]
-    records = {"past_x": past_x, "past_k": past_k, "past_u": past_u, "past_decay": past_decay}
-    named = {"qkvz": qkvz, "conv_weight": conv_weight, "norm_weight": norm_weight, "tail": tail}
-    check("gated_delta_step", rows, ba=ba, h=h, **named, **records)
-    same_dtype("gated_delta_step", ba=ba, past_x=past_x, **named)
+    check_inputs(
+        qkvz=qkvz,
+        ba=ba,
+        conv_weight=conv_weight,
+        norm_weight=norm_weight,
+        h=h,
+        tail=tail,
+        past_x=past_x,
+        past_k=past_k,
+        past_u=past_u,
+        past_decay=past_decay,
+    )
     if any(d < 16 or d & (d - 1) for d in (d_k, d_v)):
         raise ValueError(
             "gated_delta_step: triton needs head widths that are powers of two from 16 on, got"
             f" {d_k} and {d_v}; use kernel.gated_delta_step=reference"
         )
-    if rows > past_x.shape[0]:
-        raise ValueError(f"gated_delta_step: {rows} rows, but records of {past_x.shape[0]}")
     group = v_heads // k_heads
     columns, tile = min(COLUMNS, d_v), min(TILE, d_k)
     parts = d_v // columns
