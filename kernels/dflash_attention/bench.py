@@ -28,7 +28,7 @@ def inputs(
     layers: int = 2,
     causal: bool = False,
 ) -> list[Any]:
-    """The last of `layers`, each of `rows` new positions, of which `count` are real."""
+    """The last of `layers`, each of `rows` new positions, of which `count` at most are real."""
     kv, tables = kv_heads * d, pos + 2 * rows
     angles = draw(tables, d // 2, dtype=torch.float32)
     return [
@@ -40,7 +40,7 @@ def inputs(
         angles.cos().to(draw.dtype),
         angles.sin().to(draw.dtype),
         draw.scalar(pos),
-        draw.scalar(count),
+        draw.scalar(min(count, rows)),
         draw(kv_heads, size, d),
         draw(kv_heads, size, d),
         window,
