@@ -80,3 +80,13 @@ def log1p(x):
     w = 1.0 + x
     off = tl.where(w == 1.0, 1.0, w - 1.0)
     return tl.where(w == 1.0, x, tl.log(w) * (x / off))
+
+
+@triton.jit
+def silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def softplus(x):
+    return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))

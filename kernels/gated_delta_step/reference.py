@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.define import variant
-from kernels.gated_delta_chunk import unit
+from kernels.gated_delta_chunk import gated_norm, unit
 from kernels.precision import wide
 
 MUTATES = ("h", "tail", "past_x", "past_k", "past_u", "past_decay")
@@ -99,10 +99,3 @@ def gated_delta_step(
         past_x[i], past_u[i], past_decay[i] = x[i], u, decay
         out.append(gated_norm(o.to(x.dtype), z[i].view(v_heads, d_v), norm_weight, eps))
     return torch.stack(out).flatten(1)
-
-
-def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """o, z [..., d_v] -> rms-normed o, rounded, times weight, times silu(z) in fp32, rounded."""
-    of = wide(o)
-    y = of * torch.rsqrt(of.pow(2).mean(-1, keepdim=True) + eps)
-    return ((weight * y.to(o.dtype)) * F.silu(wide(z))).to(o.dtype)

@@ -34,23 +34,13 @@ from kernels.gpu import (
     let_next_start,
     wait_for_inputs,
 )
-from kernels.rounding import log1p, rounded
+from kernels.rounding import rounded, silu, softplus
 
 COLUMNS = 32  # of the state, per program
 WARPS = 4
 TILE = 32  # rows of the state in one of its tiles
 ROW_GROUP = 4 if INTERPRETED else 8  # rows that are made ready at a time
 NORM_ROWS = 4 if INTERPRETED else 8  # rows that are normalised at a time
-
-
-@triton.jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def _softplus(x):
-    return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit
@@ -99,7 +89,7 @@ def _conv(lines, channel, taps, WIDTH: tl.constexpr):
     y = taps[0] * _inputs(lines[0], channel)
     for j in tl.static_range(1, WIDTH):
         y = y + taps[j] * _inputs(lines[j], channel)
-    return rounded(_silu(rounded(y, dtype)), dtype)
+    return rounded(silu(rounded(y, dtype)), dtype)
 
 
 @triton.jit
@@ -156,7 +146,7 @@ def _norm(
         o = tl.load(o_ptr + span, mask=live, other=0.0, cache_modifier=".cg")
         z = tl.load(z_ptr + row * STRIDE + head * D_V + d, mask=live, other=0.0).to(tl.float32)
         o = o * tl.rsqrt(tl.sum(o * o, axis=1) / D_V + eps)[:, None]
-        y = rounded(weight * rounded(o, dtype), dtype) * _silu(z)
+        y = rounded(weight * rounded(o, dtype), dtype) * silu(z)
         tl.store(y_ptr + span, rounded(y, dtype).to(dtype), mask=live)
 
 
@@ -259,7 +249,7 @@ def _gated_delta_step(
         tl.store(slot[:, None] + (D_K + k_row)[None, :], q_new, mask=wide)
         at_v = slot[:, None] + (V + tl.arange(0, COLUMNS))[None, :]
         tl.store(at_v, v_new, mask=live[:, None] & (col >= 0)[None, :])
-        tl.store(slot + GATES, tl.exp(rate * _softplus(a + dt_bias)), mask=live)
+        tl.store(slot + GATES, tl.exp(rate * softplus(a + dt_bias)), mask=live)
         tl.store(slot + GATES + 1, rounded(1.0 / (1.0 + tl.exp(-b)), dtype), mask=live)
         tl.store(slot + GATES + 2, tl.sum(q_new * k_new, axis=1), mask=live)
     v_tail = ()

@@ -1,8 +1,8 @@
 """Gated DeltaNet, the linear-attention mixer: convolution, gates, delta rule, gated norm.
 
-Two ways to run the same layer. `sequence` is pure and batched: prefill, training, regeneration.
-`step` takes a few rows, reads one checkpoint of the recurrent state and keeps the rows' records,
-so that rejected rows cost nothing. `prefill` is `sequence` on a decoding state.
+Three ways to run the same layer. `sequence` is pure and batched: training, regeneration. `step`
+takes a few rows, reads one checkpoint of the recurrent state and keeps the rows' records, so that
+rejected rows cost nothing. `prefill` takes a prompt's tokens onto the same decoding state.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from kernels.gated_delta_chunk import chunked, recurrent, unit
-from kernels.gated_delta_step.reference import absorb, gated_norm
+from kernels.gated_delta_chunk import chunked, gated_norm, recurrent
+from kernels.gated_delta_chunk.reference import ready, silu_conv
+from kernels.gated_delta_step.reference import absorb
 from kernels.registry import Ops
 from tr.jit import fused
 from tr.nn.formats.dense import Dense, dense
@@ -129,19 +130,16 @@ def sequence(
     proj, z = params.in_qkvz.sequence(x).split([s.channels, s.v_heads * s.d_v], -1)
     b, a = params.in_ba.sequence(x).split(s.v_heads, -1)
     window = torch.cat([past.tail, proj], 1)  # [batch, past + tokens, channels]
-    if form == "train":
-        c = _silu_conv_fused(window, params.conv)
-    else:
-        conv = F.conv1d(window.transpose(1, 2), params.conv[:, None], groups=s.channels)
-        c = F.silu(conv.transpose(1, 2))
-    ready = _ready_fused if form == "train" else _ready
-    q, k, v, g, beta = ready(c, a, b, params.a_log, params.dt_bias, s)
+    train = form == "train"
+    c = (_silu_conv_fused if train else silu_conv)(window, params.conv)
+    make_ready = _ready_fused if train else ready
+    q, k, v, g, beta = make_ready(c, a, b, params.a_log, params.dt_bias, s.k_heads, s.d_k)
     if form == "recurrent":
         o, h = recurrent(q, k, v, g, beta, past.h)
     else:
-        o, h = chunked(q, k, v, g, beta, past.h, train=form == "train")
+        o, h = chunked(q, k, v, g, beta, past.h, train=train)
     o = o.transpose(1, 2).to(x.dtype, memory_format=torch.contiguous_format)
-    norm = _norm_fused if form == "train" else gated_norm
+    norm = _norm_fused if train else gated_norm
     y = norm(o, z.unflatten(-1, (s.v_heads, s.d_v)), params.norm, s.eps)
     kept = window[:, window.shape[1] - past.tail.shape[1] :]
     return params.out.sequence(y.flatten(2)), Past(h=h, tail=kept)
@@ -149,17 +147,25 @@ def sequence(
 
 @typed
 def prefill(
-    params: Params, state: State, x: Float[Tensor, "tokens d_model"], pending: int
+    params: Params, state: State, x: Float[Tensor, "tokens d_model"], pending: int, ops: Ops
 ) -> tuple[Float[Tensor, "tokens d_model"], State]:
     """Prompt tokens onto a decoding state whose first `pending` records are accepted rows.
 
     `state` is donated; afterwards nothing is pending.
     """
     absorb(*_records(state), pending)
-    y, past = sequence(params, Past(h=state.h[None], tail=state.tail[None]), x[None])
-    state.h.copy_(past.h[0])
-    state.tail.copy_(past.tail[0])
-    return y[0], state
+    y = ops.gated_delta_chunk(
+        params.in_qkvz.sequence(x, ops),
+        params.in_ba.sequence(x, ops),
+        params.conv,
+        params.a_log,
+        params.dt_bias,
+        params.norm,
+        state.h,
+        state.tail,
+        params.spec.eps,
+    )
+    return params.out.sequence(y, ops), state
 
 
 @typed
@@ -190,23 +196,6 @@ def _records(s: State) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return s.h, s.tail, s.past_x, s.past_k, s.past_u, s.past_decay
 
 
-def _heads_first(x: Tensor) -> Tensor:
-    """[batch, tokens, heads, ...] -> fp32 [batch, heads, tokens, ...], contiguous."""
-    return x.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-
-
-def _ready(
-    c: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, s: Spec
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What the delta rule takes, fp32 and heads first: unit q and k per value head, v, g, beta."""
-    q, k, v = c.split([s.k_heads * s.d_k, s.k_heads * s.d_k, s.v_heads * s.d_v], -1)
-    q, k = (t.unflatten(-1, (s.k_heads, s.d_k)) for t in (q, k))
-    q, k = (t.repeat_interleave(s.v_heads // s.k_heads, 2) for t in (q, k))
-    q, k, v = (_heads_first(t) for t in (q, k, v.unflatten(-1, (s.v_heads, s.d_v))))
-    g = _heads_first(-a_log.float().exp() * F.softplus(a.float() + dt_bias))
-    return unit(q), unit(k), v, g, _heads_first(b.sigmoid())
-
-
 def _silu_conv(window: Tensor, weight: Tensor) -> Tensor:
     """silu of the depthwise causal convolution, tap by tap: what a GPU differentiates fast."""
     wide, width = window.float(), weight.shape[1]
@@ -215,4 +204,4 @@ def _silu_conv(window: Tensor, weight: Tensor) -> Tensor:
     return F.silu(sum(taps[1:], taps[0]).to(window.dtype))
 
 
-_ready_fused, _silu_conv_fused, _norm_fused = fused(_ready), fused(_silu_conv), fused(gated_norm)
+_ready_fused, _silu_conv_fused, _norm_fused = fused(ready), fused(_silu_conv), fused(gated_norm)

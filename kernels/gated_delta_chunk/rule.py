@@ -3,6 +3,7 @@
 Per head, with state h [d_k, d_v]:  h = exp(g) h;  u = beta (v - h^T k);  h = h + k u^T;  o = h^T q.
 The chunked form solves one unit lower triangular system per chunk instead of stepping through it.
 Both take l2-normalised q and k, scale q by d_k ** -0.5, are differentiable, and leave inputs alone.
+`unit` and `gated_norm` are what stands before and after the rule in a mixer.
 Source: Gated DeltaNet (arXiv 2412.06464); operation order as in transformers' Qwen3_5 classes.
 """
 
@@ -10,12 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.precision import wide
 from tr.jit import fused
 
 
 def unit(x: Tensor) -> Tensor:
     """x / sqrt(sum(x^2) + 1e-6) along the last axis."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """o, z [..., d_v] -> rms-normed o, rounded, times weight, times silu(z) in fp32, rounded."""
+    of = wide(o)
+    y = of * torch.rsqrt(of.pow(2).mean(-1, keepdim=True) + eps)
+    return ((weight * y.to(o.dtype)) * F.silu(wide(z))).to(o.dtype)
 
 
 def recurrent(
