@@ -16,7 +16,7 @@ BLOCK = 1024
 def _silu_mul(gate_up_ptr, y_ptr, d, BLOCK: tl.constexpr, PDL: tl.constexpr):
     let_next_start(PDL)
     wait_for_inputs(PDL)
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # many tokens of a wide matrix pass 2^31
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < d
     dtype = y_ptr.dtype.element_ty

@@ -25,13 +25,21 @@ class Dense:
     def device(self) -> torch.device:
         return self.weight.device
 
-    def sequence(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Many tokens, any leading axes, differentiable: one library matmul per stacked matrix.
+    def sequence(
+        self, x: Float[Tensor, "... in"], ops: Ops | None = None
+    ) -> Float[Tensor, "... out"]:
+        """Many tokens, any leading axes: one library matmul per stacked matrix, in x's dtype.
 
-        In x's dtype: a weight held wider for the few-rows path is rounded back.
+        A weight held wider for the few-rows path is rounded back. Without `ops` differentiable.
         """
         parts = self.weight.to(x.dtype).split(self.splits)
-        return torch.cat([F.linear(x, w) for w in parts], -1)
+        if ops is None or not x.is_cuda:
+            return torch.cat([F.linear(x, w) for w in parts], -1)
+        flat = x.reshape(-1, x.shape[-1])
+        y = x.new_empty(len(flat), self.weight.shape[0])
+        for w, out in zip(parts, y.split(self.splits, 1), strict=True):
+            torch.mm(flat, w.t(), out=out)
+        return y.unflatten(0, x.shape[:-1])
 
     def after(self, index: int) -> "Dense":
         """The stacked matrices from number `index` on, as one: a view."""

@@ -1,21 +1,24 @@
 """Group-wise asymmetric int4 weights: codes 0..15, bfloat16 scale and minimum per 128 inputs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import BFloat16, Float, Int16, Int64, UInt8
 from torch import Tensor
 
-from kernels.define import MAX_ROWS, VARIANTS
+from kernels.define import MAX_ROWS
 from kernels.int4_matmul import layout
 from kernels.int4_matmul.layout import GROUP, ROWS
 from kernels.registry import Ops
 from tr.nn.formats.dense import Dense
+from tr.nn.formats.many import Many, multiply
 from tr.nn.formats.operand import Operand
 from tr.tree import static, tree
 
-BLOCK = 2**26  # weights that are restored at once: 128 MiB of bfloat16
+BLOCK = 2**26  # weights that are restored at once without operators: 128 MiB of bfloat16
+SHORT = 4 * MAX_ROWS  # tokens up to which weights are cheaper read as codes, once per 16 of them
 
 
 @tree
@@ -26,6 +29,7 @@ class Int4:
 
     tiles: Int16[Tensor, "row_tiles groups lines words"]
     splits: tuple[int, ...] = static()
+    many: Many = static(default=Many())  # how `sequence` multiplies through operators
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,16 +52,24 @@ class Int4:
         """The dense matrix: codes * scale + minimum in fp32, rounded once to `dtype`."""
         return layout.dequantise(self.tiles, self.shape[0], dtype)
 
-    def sequence(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Many tokens, any leading axes, differentiable in x: the weights are restored in x's
-        dtype, a block of rows at a time, and multiplied by the library. On a GPU a step's worth of
-        tokens goes through the operator, which reads a quarter of the bytes.
+    def sequence(
+        self, x: Float[Tensor, "... in"], ops: Ops | None = None
+    ) -> Float[Tensor, "... out"]:
+        """Many tokens, any leading axes, by restored weights in x's dtype, a block at a time.
+
+        Without `ops` differentiable in x. With them the tokens are a prompt's: more than SHORT go
+        by what `many` says, fewer in x's own dtype, on a GPU as the rows of steps. Their count
+        alone decides: equal chunks of a prompt take equal paths.
         """
         n, k = self.shape
-        few = VARIANTS["int4_matmul"].get("triton")
-        small = x.is_cuda and x.numel() <= MAX_ROWS * k and not x.requires_grad
-        if few is not None and small and x.dtype == torch.bfloat16:
-            y = few(x.reshape(-1, k).contiguous(), self.tiles, list(self.splits))
+        short = x.numel() <= SHORT * k
+        if ops is not None and (x.is_cuda or self.many.activations != "bf16" and not short):
+            flat = x.reshape(-1, k).contiguous()
+            if short:
+                parts = [self.step(rows, ops) for rows in flat.split(MAX_ROWS)]
+                y = parts[0] if len(parts) == 1 else torch.cat(parts)
+            else:
+                y = multiply(flat, self.tiles, n, self.many, ops)
             return y.unflatten(0, x.shape[:-1])
         step = max(1, BLOCK // (k * ROWS))
         parts = []
@@ -74,17 +86,17 @@ class Int4:
                 f"int4: matrices can be split at multiples of {ROWS} rows, got {first}; keep this"
                 " one in bf16"
             )
-        return Int4(tiles=self.tiles[first // ROWS :], splits=(self.shape[0] - first,))
+        return replace(self, tiles=self.tiles[first // ROWS :], splits=(self.shape[0] - first,))
 
     def first(self, n: int) -> "Int4":
         """The first n rows as one matrix: a view where they fill whole tiles."""
         if n % ROWS:
             return self.take(torch.arange(n, device=self.device))
-        return Int4(tiles=self.tiles[: n // ROWS], splits=(n,))
+        return replace(self, tiles=self.tiles[: n // ROWS], splits=(n,))
 
     def take(self, rows: Int64[Tensor, " taken"]) -> "Int4":
         """Chosen rows in this order, as one matrix."""
-        return Int4(tiles=layout.take(self.tiles, rows), splits=(len(rows),))
+        return replace(self, tiles=layout.take(self.tiles, rows), splits=(len(rows),))
 
     def step(self, x: Float[Tensor, "rows in"], ops: Ops) -> Float[Tensor, "rows out"]:
         """A few rows through the operator `int4_matmul`."""
