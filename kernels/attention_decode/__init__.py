@@ -3,6 +3,7 @@
 Row i at position p = pos + i, query head h, key-value head h // group:
     a = softmax_j(q . k_j / sqrt(d)) over j <= p
     y = (sum_j a_j v_j) * sigmoid(gate), both factors rounded
+In caches of integers k_j and v_j are codes times a scale of their own (kernels/codes.py).
 """
 
 from kernels.attention_decode.reference import attention_decode as reference

@@ -1,23 +1,29 @@
-"""One attention layer over either cache format, at contexts that the model reaches."""
+"""One attention layer over each cache format, at contexts that the model reaches."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.codes import encode
 from kernels.define import MAX_ROWS
 from tr.bench import Bench, Draw, Sizes, Widths
 
 CONTEXTS = (0, 4096, 32768, 200_000)
+FORMATS = {
+    "bf16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
+    "int4": torch.uint8,  # two codes each
+}
 BLOCK = 512  # variants read caches by whole blocks
 
 
 def cases(c: Widths) -> dict[str, Sizes]:
     sizes = {"heads": c.heads, "kv_heads": c.kv_heads, "d": c.d_head}
-    formats = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
     return {
         f"{name} {pos} tokens": {**sizes, "cache": cache, "pos": pos}
-        for name, cache in formats.items()
+        for name, cache in FORMATS.items()
         for pos in CONTEXTS
         if pos + MAX_ROWS <= c.max_positions
     }
@@ -35,14 +41,32 @@ def inputs(
 ) -> list[Any]:
     """cache None: in the dtype of the rows; capacity None: whole blocks for pos + 16 rows."""
     capacity = capacity or -(-(pos + MAX_ROWS) // BLOCK) * BLOCK
-    caches = (draw(kv_heads, capacity, d, dtype=cache) for _ in range(2))
-    return [draw(rows, heads, d), draw(rows, heads * d), *caches, draw.scalar(pos)]
+    q, gate = draw(rows, heads, d), draw(rows, heads * d)
+    made = [filled(draw, (kv_heads, capacity, d), cache) for _ in range(2)]
+    return [q, gate, *(c for c, _ in made), draw.scalar(pos), *(s for _, s in made)]
 
 
-def nbytes(q: Tensor, gate: Tensor, k_cache: Tensor, v_cache: Tensor, pos: Tensor) -> int:
+def filled(
+    draw: Draw, shape: tuple[int, int, int], cache: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    """A cache of random rows, and its scales where there are any."""
+    if cache in (torch.int8, torch.uint8):
+        return encode(draw(*shape), cache)
+    return draw(*shape, dtype=cache), None
+
+
+def nbytes(
+    q: Tensor,
+    gate: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    pos: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> int:
     """The live keys and values, queries and gates in, rows out."""
-    kv_heads, _, d = k_cache.shape
-    live = 2 * kv_heads * d * (int(pos) + q.shape[0]) * k_cache.element_size()
+    held = [c for c in (k_cache, v_cache, k_scale, v_scale) if c is not None]
+    live = (int(pos) + q.shape[0]) * sum(c.nbytes // k_cache.shape[1] for c in held)
     return live + q.nbytes + 2 * gate.nbytes
 
 

@@ -8,6 +8,7 @@ the weighted sum of values (out), all fp32.
 import triton
 import triton.language as tl
 
+from kernels.hadamard import rotation_back
 from kernels.rounding import rounded
 
 
@@ -48,11 +49,12 @@ def fold(
     SLOTS: tl.constexpr,
     AHEAD: tl.constexpr,
     MANY: tl.constexpr,
+    ROTATED: tl.constexpr,
 ):
     """Write y for vectors `first`, `first + step` ... (MANY each), a vector being a row's head.
 
     Each is the sum of partial results `slot` .. `slot + count - 1`, taken in order, AHEAD of them
-    under way at a time.
+    under way at a time; ROTATED ones are turned back.
     """
     d = tl.arange(0, D)[None, :]
     for start in range(first * MANY, vectors, step * MANY):
@@ -92,5 +94,61 @@ def fold(
                 share = tl.exp2(weights[i] - base)
                 total += masses[i] * share
                 out = tl.fma(parts[i], tl.broadcast_to(share[:, None], out.shape), out)
+        if ROTATED:
+            out = rotation_back(out, tl.broadcast_to(d, out.shape), D)
         at = ((row + vector // GROUP) * HEADS + kv * GROUP + head)[:, None] * D + d
         write(y_ptr, gate_ptr, at, own, out, total[:, None])
+
+
+@triton.jit
+def settle(
+    group,
+    split,
+    splits,
+    folders,
+    row,
+    vectors,
+    kv,
+    gate_ptr,
+    y_ptr,
+    out_ptr,
+    peak_ptr,
+    total_ptr,
+    arrived_ptr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ROTATED: tl.constexpr,
+):
+    """Count this program, number `split` of a group's `splits`, whose partial results are written.
+
+    The last `folders` of them wait for all and fold; where only one may, the last to arrive, which
+    need not wait. The counter ends at zero.
+    """
+    arrived_ptr += group
+    base = group * SPLITS
+    many = tl.where(splits > 8, 1, 4)
+    folders = tl.minimum(tl.minimum(splits, folders), (vectors + many - 1) // many)
+    tl.debug_barrier()  # all that this program wrote, before its arrival
+    arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel") + 1
+    if tl.where(folders == 1, arrived < splits, split + folders < splits):
+        return
+    while arrived < splits:
+        arrived = tl.atomic_add(arrived_ptr, 0, sem="acquire")
+    mine = tl.where(folders == 1, 0, split + folders - splits)
+    if splits > 8:
+        fold(
+            base, splits, mine, folders, row, vectors, kv, gate_ptr, y_ptr, out_ptr, peak_ptr,
+            total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, SLOTS, 16, 1, ROTATED,
+        )  # fmt: skip
+    else:
+        fold(
+            base, splits, mine, folders, row, vectors, kv, gate_ptr, y_ptr, out_ptr, peak_ptr,
+            total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, 8, 8, 4, ROTATED,
+        )  # fmt: skip
+    if tl.atomic_add(arrived_ptr, 1, sem="relaxed") == splits + folders - 1:
+        tl.store(arrived_ptr, 0)

@@ -12,11 +12,14 @@ never keep out what they wait for. Where only one may, it is the last to arrive,
 Counters end at zero.
 
 On Hopper a program holds all rows of a key-value head (QUERIES_FIRST): packed query heads are the
-64 or 128 lines of both products. Elsewhere, and for float8 caches, it holds a few: keys and values
+64 or 128 lines of both products. Elsewhere, and for narrow caches, it holds a few: keys and values
 are the lines, queries the columns, and more rows mean more programs, neighbours that share the keys
 through L2.
-Caches are 16-bit, fp32 (the interpreter), or float8 e4m3 at scale 1, multiplied as fp16, exactly.
-Float8 comes in words of four dims, the products of each byte apart: dim 4 j + c is row j of part c.
+Caches are 16-bit, fp32 (the interpreter), or narrow: float8 e4m3 at scale 1 and codes of 8 or 4
+bits, multiplied as fp16, exactly. These come in words of PARTS dims, the products of each place in
+a word apart: dim PARTS j + c is row j of part c. Scales stay out of the products: those of keys
+multiply scores, those of values weights. Weights are taken against the highest score times scale,
+not the highest score, so that in fp16 the largest is about 1 whatever the values' size.
 Whole blocks are read: rows past the live ones must be finite, and weigh nothing.
 """
 
@@ -30,6 +33,7 @@ from torch import Tensor
 
 from kernels.attention_decode.fold import fold, origin, write
 from kernels.attention_decode.reference import fake
+from kernels.codes import STEP, format_of, words
 from kernels.define import FLOAT8, MAX_ROWS, variant
 from kernels.gpu import (
     INTERPRETED,
@@ -49,10 +53,12 @@ H200 = (132, 232448, (9, 0))  # what launches on no device are planned for
 
 
 @triton.jit
-def _load(ptr, PARTS: tl.constexpr, CHUNK: tl.constexpr, FLOAT8: tl.constexpr):
+def _load(ptr, PARTS: tl.constexpr, CHUNK: tl.constexpr, FORMAT: tl.constexpr):
     """A block's parts as products take them; the interpreter multiplies fp32 alone."""
-    if FLOAT8:
+    if FORMAT == "float8":
         loaded = float8_words(tl.load(ptr))
+    elif FORMAT != "plain":
+        loaded = words(tl.load(ptr), FORMAT)
     else:
         loaded = ()
         for c in tl.static_range(PARTS):
@@ -67,24 +73,31 @@ def _load(ptr, PARTS: tl.constexpr, CHUNK: tl.constexpr, FLOAT8: tl.constexpr):
 
 
 @triton.jit
-def _dims(c, j, PARTS: tl.constexpr, CHUNK: tl.constexpr, FLOAT8: tl.constexpr):
+def _dims(c, j, PARTS: tl.constexpr, CHUNK: tl.constexpr, FORMAT: tl.constexpr):
     """The dims of a head that rows j of part c are."""
-    if FLOAT8:
-        d = j * PARTS + c
-    else:
+    if FORMAT == "plain":
         d = j + c * CHUNK
+    else:
+        d = j * PARTS + c
     return d
 
 
 @triton.jit
-def _weigh(scores, live, scale, peak, total, AXIS: tl.constexpr):
-    """Weights of a block's scores against the highest so far, and what becomes of earlier sums."""
+def _weigh(scores, live, scale, lift, peak, total, AXIS: tl.constexpr):
+    """Weights of a block's scores against the highest so far, and what becomes of earlier sums.
+
+    Highest is what is so after adding `lift`. `total` is one sum, or the block's that add up to it.
+    """
     scores = tl.where(live, scores * scale, float("-inf"))
-    high = tl.maximum(peak, tl.max(scores, axis=AXIS))
+    high = tl.maximum(peak, tl.max(scores + lift, axis=AXIS))
     base = origin(high)
     weight = tl.exp2(scores - tl.expand_dims(base, AXIS))
     keep = tl.exp2(peak - base)
-    return weight, keep, high, total * keep + tl.sum(weight, axis=AXIS)
+    if len(total.shape) == 1:
+        total = total * keep + tl.sum(weight, axis=AXIS)
+    else:
+        total = total * tl.expand_dims(keep, AXIS) + weight
+    return weight, keep, high, total
 
 
 @triton.jit(do_not_specialize=["rows", "folders"])
@@ -93,6 +106,8 @@ def _attend(
     gate_ptr,
     k_ptr,
     v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     pos_ptr,
     y_ptr,
     out_ptr,
@@ -114,16 +129,19 @@ def _attend(
     SLOTS: tl.constexpr,
     STAGES: tl.constexpr,
     QUERIES_FIRST: tl.constexpr,
-    FLOAT8: tl.constexpr,
+    FORMAT: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
     COLUMNS: tl.constexpr = ROWS * WIDTH  # row-major (row, head of the group, padded)
     CHUNK: tl.constexpr = D // PARTS
-    LINE: tl.constexpr = CHUNK if FLOAT8 else D  # elements from one key to the next
+    NARROW: tl.constexpr = FORMAT != "plain"
+    SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"
+    UNIT: tl.constexpr = STEP if FORMAT == "int4" else 1.0  # of what `words` gives
+    LINE: tl.constexpr = CHUNK if NARROW else D  # elements from one key to the next
     DTYPE: tl.constexpr = (
-        tl.float32 if PLAIN else (tl.float16 if FLOAT8 else q_ptr.dtype.element_ty)
+        tl.float32 if PLAIN else (tl.float16 if NARROW else q_ptr.dtype.element_ty)
     )
     above = tl.program_id(0) * ROWS
     split = tl.program_id(1)
@@ -161,7 +179,7 @@ def _attend(
             k = tl.load(k_ptr + place + at * D).to(DTYPE)
             scores = tl.dot(query, tl.trans(k), input_precision=PRECISION)
             seen = local[None, :] < (keys - at)[:, None]
-            weight, keep, peak, total = _weigh(scores, seen, scale, peak, total, 1)
+            weight, keep, peak, total = _weigh(scores, seen, scale, 0.0, peak, total, 1)
             v = tl.load(v_ptr + place + at * D).to(DTYPE)
             out = tl.dot(weight.to(DTYPE), v, out * keep[:, None], input_precision=PRECISION)
         outs = (out,)
@@ -169,39 +187,52 @@ def _attend(
         queries = ()
         outs = ()
         for c in tl.static_range(PARTS):
-            place = (row * HEADS + head)[None, :] * D + _dims(c, j, PARTS, CHUNK, FLOAT8)[:, None]
+            place = (row * HEADS + head)[None, :] * D + _dims(c, j, PARTS, CHUNK, FORMAT)[:, None]
             query = tl.load(q_ptr + place, mask=live[None, :], other=0.0)
             queries = queries + (query.to(DTYPE),)
             outs = outs + (tl.zeros([CHUNK, COLUMNS], tl.float32),)
         k_ptr += cache + local[:, None] * LINE + j[None, :]
         v_ptr += cache + local[None, :] * LINE + j[:, None]
+        k_scale_ptr += kv.to(tl.int64) * capacity + local
+        v_scale_ptr += kv.to(tl.int64) * capacity + local
+        if SCALED:  # summed over keys once, at the end
+            total = tl.zeros([BLOCK, COLUMNS], tl.float32)
         for i in tl.range(0, rounds, num_stages=STAGES):
             at = (split + i * SPLITS) * BLOCK
-            ks = _load(k_ptr + at * LINE, PARTS, CHUNK, FLOAT8)
+            ks = _load(k_ptr + at * LINE, PARTS, CHUNK, FORMAT)
             scores = tl.zeros([BLOCK, COLUMNS], tl.float32)
             for c in tl.static_range(PARTS):
                 scores = tl.dot(ks[c], queries[c], scores, input_precision=PRECISION)
             seen = local[:, None] < (keys - at)[None, :]
-            weight, keep, peak, total = _weigh(scores, seen, scale, peak, total, 0)
-            vs = _load(v_ptr + at * LINE, PARTS, CHUNK, FLOAT8)
+            if SCALED:
+                own = tl.load(k_scale_ptr + at) * (scale * UNIT)
+                size = tl.load(v_scale_ptr + at)[:, None]
+                lift = tl.log2(size)
+                weight, keep, peak, total = _weigh(scores, seen, own[:, None], lift, peak, total, 0)
+                weight *= size
+            else:
+                weight, keep, peak, total = _weigh(scores, seen, scale, 0.0, peak, total, 0)
+            vs = _load(v_ptr + at * LINE, PARTS, CHUNK, FORMAT)
             weight = weight.to(DTYPE)
             products = ()
             for c in tl.static_range(PARTS):
                 out = outs[c] * keep[None, :]
                 products = products + (tl.dot(vs[c], weight, out, input_precision=PRECISION),)
             outs = products
+        if SCALED:
+            total = tl.sum(total, axis=0)
 
     splits = tl.minimum(blocks, SPLITS)
     group = tl.program_id(0) * KV_HEADS + kv
     base = group * SPLITS
     slot = (base + split) * COLUMNS + column
-    if splits == 1:
+    if (FORMAT != "int4") & (splits == 1):  # rotated sums are turned back in `fold`
         for c in tl.static_range(PARTS):
             if QUERIES_FIRST:
                 at = (row * HEADS + head)[:, None] * D + j[None, :]
                 write(y_ptr, gate_ptr, at, live[:, None] & (at >= 0), outs[c], total[:, None])
             else:
-                at = (row * HEADS + head)[None, :] * D + _dims(c, j, PARTS, CHUNK, FLOAT8)[:, None]
+                at = (row * HEADS + head)[None, :] * D + _dims(c, j, PARTS, CHUNK, FORMAT)[:, None]
                 write(y_ptr, gate_ptr, at, live[None, :] & (at >= 0), outs[c], total[None, :])
         return
     tl.store(peak_ptr + slot, peak, mask=live)
@@ -210,8 +241,8 @@ def _attend(
         if QUERIES_FIRST:
             tl.store(out_ptr + slot[:, None] * D + j[None, :], outs[c], mask=live[:, None])
         else:
-            place = slot[None, :] * D + _dims(c, j, PARTS, CHUNK, FLOAT8)[:, None]
-            tl.store(out_ptr + place, outs[c], mask=live[None, :])
+            place = slot[None, :] * D + _dims(c, j, PARTS, CHUNK, FORMAT)[:, None]
+            tl.store(out_ptr + place, outs[c] * UNIT, mask=live[None, :])
 
     arrived_ptr += group
     vectors = (end - above) * GROUP
@@ -227,12 +258,12 @@ def _attend(
     if splits > 8:
         fold(
             base, splits, mine, folders, above, vectors, kv, gate_ptr, y_ptr, out_ptr, peak_ptr,
-            total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, SLOTS, 16, 1,
+            total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, SLOTS, 16, 1, FORMAT == "int4",
         )  # fmt: skip
     else:
         fold(
             base, splits, mine, folders, above, vectors, kv, gate_ptr, y_ptr, out_ptr, peak_ptr,
-            total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, 8, 8, 4,
+            total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, 8, 8, 4, FORMAT == "int4",
         )  # fmt: skip
     if tl.atomic_add(arrived_ptr, 1, sem="relaxed") == splits + folders - 1:
         tl.store(arrived_ptr, 0)
@@ -256,18 +287,18 @@ def plan(
     device: torch.device, heads: int, kv_heads: int, d: int, dtype: torch.dtype, rows: int = 1
 ) -> Plan:
     """A split per processor, and tiles that neither spill nor outgrow shared memory."""
-    float8 = dtype == torch.float8_e4m3fn
+    parts = _parts(dtype)
     if INTERPRETED:
-        return Plan(splits=2, block=64, rows=4, parts=4 if float8 else 1, stages=1)
+        return Plan(splits=2, block=64, rows=4, parts=parts, stages=1)
     width = power_of_two(heads // kv_heads)
     processors, shared, capability = _card(device) if device.type == "cuda" else H200
-    if float8 and capability < FLOAT8:
+    if dtype == torch.float8_e4m3fn and capability < FLOAT8:
         raise ValueError(
             "attention_decode: a float8 cache needs compute capability 8.9, this is"
-            f" {capability[0]}.{capability[1]}; use kv=bf16"
+            f" {capability[0]}.{capability[1]}; use kv=int8 or kv=bf16"
         )
     waiting = processors - 1
-    if capability[0] == 9 and not float8 and width <= 8 and d <= 256:
+    if capability[0] == 9 and parts == 1 and width <= 8 and d <= 256:
         splits = 1 << _splits(processors, kv_heads).bit_length() - 1
         lines = 64 if rows * width <= 64 else 128
         stages = 5 if lines == 64 else 4
@@ -276,13 +307,18 @@ def plan(
         )
     few = max(1, 32 // width)
     large = shared > 200_000
-    if float8:  # two programs a processor: one converts while the other multiplies
+    if parts > 1:  # two programs a processor: one converts while the other multiplies
         splits = _splits(2 * processors, kv_heads)
-        return Plan(splits, 64, few, 4, stages=3 if large else 2, waiting=waiting)
+        return Plan(splits, 64, few, parts, stages=3 if large else 2, waiting=waiting)
     splits = _splits(processors, kv_heads)
     if large:
         return Plan(splits, 64, few, 1, stages=3, waiting=waiting)
     return Plan(splits, 32, few, max(1, d // 128), stages=2, waiting=waiting)
+
+
+def _parts(dtype: torch.dtype) -> int:
+    """Codes in a word; 1 for numbers that are multiplied as they are."""
+    return {torch.float8_e4m3fn: 4, torch.int8: 2, torch.uint8: 4}.get(dtype, 1)
 
 
 def _splits(programs: int, kv_heads: int) -> int:
@@ -298,8 +334,16 @@ def _card(device: torch.device) -> tuple[int, int, tuple[int, int]]:
 
 
 def launch(
-    q: Tensor, gate: Tensor, k_cache: Tensor, v_cache: Tensor, pos: Tensor, chosen: Plan
+    q: Tensor,
+    gate: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    pos: Tensor,
+    chosen: Plan,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
+    form = format_of("attention_decode", q, k_cache, v_cache, k_scale, v_scale)
     rows, heads, d = q.shape
     kv_heads, capacity, _ = k_cache.shape
     width = power_of_two(heads // kv_heads)
@@ -309,15 +353,17 @@ def launch(
     out = q.new_empty(slots, d, dtype=torch.float32)
     peak, total = (q.new_empty(slots, dtype=torch.float32) for _ in range(2))
     y = torch.empty_like(gate)
-    float8 = k_cache.dtype == torch.float8_e4m3fn
-    if float8:
-        k_cache, v_cache = k_cache.view(torch.int32), v_cache.view(torch.int32)
+    if form != "plain":
+        word = torch.int32 if form == "float8" else torch.int16
+        k_cache, v_cache = k_cache.view(word), v_cache.view(word)
     overlap = dependent_launch(q.device)
     _attend[(groups, chosen.splits, kv_heads)](
         q,
         gate,
         k_cache,
         v_cache,
+        k_cache if k_scale is None else k_scale,
+        v_cache if v_scale is None else v_scale,
         pos,
         y,
         out,
@@ -339,7 +385,7 @@ def launch(
         SLOTS=power_of_two(chosen.splits),
         STAGES=chosen.stages,
         QUERIES_FIRST=chosen.queries_first,
-        FLOAT8=float8,
+        FORMAT=form,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         PDL=overlap,
         num_warps=chosen.warps,
@@ -353,30 +399,37 @@ def launch(
     "attention_decode",
     "triton",
     fake,
-    support=replace(SUPPORT, powers={"d_head": 16}, multiples={"capacity": 128}, float8=FLOAT8),
+    support=replace(
+        SUPPORT,
+        powers={"d_head": 16, "narrow d_head": 64},
+        multiples={"capacity": 128},
+        float8=FLOAT8,
+    ),
 )
 def attention_decode(
-    q: Tensor, gate: Tensor, k_cache: Tensor, v_cache: Tensor, pos: Tensor
+    q: Tensor,
+    gate: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    pos: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """As the reference, for 1 to 16 rows and heads whose width is a power of two from 16 on.
 
-    Caches in q's dtype or float8 e4m3 (heads from 64 on), their capacity a multiple of 128. Rows at
-    and past the capacity see the whole cache.
+    Narrow caches take heads from 64 on. Capacities are multiples of 128. Rows at and past the
+    capacity see the whole cache.
     """
     rows, heads, d = q.shape
     kv_heads, capacity, _ = k_cache.shape
     check("attention_decode", rows, q=q, gate=gate, k_cache=k_cache, v_cache=v_cache)
-    same_dtype("attention_decode", k_cache=k_cache, v_cache=v_cache)
-    least = 16
-    if k_cache.dtype != torch.float8_e4m3fn:
-        same_dtype("attention_decode", q=q, gate=gate, k_cache=k_cache)
-    elif not INTERPRETED:
-        least = 64  # tensor cores take parts from 16 dims on
+    same_dtype("attention_decode", q=q, gate=gate)
+    chosen = plan(q.device, heads, kv_heads, d, k_cache.dtype, rows)
+    least = 64 if chosen.parts > 1 and k_cache.itemsize == 1 and not INTERPRETED else 16
     if d < least or d & (d - 1) or heads % kv_heads or capacity % 128:
         raise ValueError(
             f"attention_decode: triton needs a head width that is a power of two from {least} on,"
             f" heads in whole groups and a capacity that is a multiple of 128, got {d}, {heads}"
             f" over {kv_heads} and {capacity}; use kernel.attention_decode=reference"
         )
-    chosen = plan(q.device, heads, kv_heads, d, k_cache.dtype, rows)
-    return launch(q, gate, k_cache, v_cache, pos, chosen)
+    return launch(q, gate, k_cache, v_cache, pos, chosen, k_scale, v_scale)

@@ -2,8 +2,9 @@
 
 For row i at position p = pos + i: q, k = rms_norm per head (gain 1 + weight); the first `rotary`
 dims turn by the angle table's row p, half-split (dim j with j + rotary / 2); k and v go to cache
-row p, clamped to +-448 where the cache is float8 e4m3 (its scale is 1). Rows of one call never
-depend on each other, so one statement serves any row count.
+row p, clamped to +-448 where the cache is float8 e4m3 (its scale is 1), as codes with a scale of
+their own where it holds integers (kernels/codes.py). Rows of one call never depend on each other,
+so one statement serves any row count.
 """
 
 from kernels.gpu import HAS_TRITON

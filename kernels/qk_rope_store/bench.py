@@ -1,10 +1,11 @@
-"""One attention layer's heads, stored in either cache format at a position of a short cache."""
+"""One attention layer's heads, stored in each cache format at a position of a short cache."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.attention_decode.bench import FORMATS, filled
 from tr.bench import Bench, Draw, Sizes, Widths
 
 CAPACITY, POS, EPS = 512, 100, 1e-6
@@ -12,8 +13,7 @@ CAPACITY, POS, EPS = 512, 100, 1e-6
 
 def cases(c: Widths) -> dict[str, Sizes]:
     sizes = {"heads": c.heads, "kv_heads": c.kv_heads, "d": c.d_head, "rotary": c.rotary_dim}
-    formats = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-    return {name: {**sizes, "cache": cache} for name, cache in formats.items()}
+    return {name: {**sizes, "cache": cache} for name, cache in FORMATS.items()}
 
 
 def inputs(
@@ -28,16 +28,16 @@ def inputs(
     pos: int = POS,
 ) -> list[Any]:
     """cache None: in the dtype of the rows."""
-    return [
+    rows_in = [
         draw(rows, (2 * heads + 2 * kv_heads) * d),
         draw(d),
         draw(d),
         draw(capacity, rotary // 2),
         draw(capacity, rotary // 2),
         draw.scalar(pos),
-        *(draw(kv_heads, capacity, d, dtype=cache) for _ in range(2)),
-        EPS,
     ]
+    made = [filled(draw, (kv_heads, capacity, d), cache) for _ in range(2)]
+    return [*rows_in, *(c for c, _ in made), EPS, *(s for _, s in made)]
 
 
 def nbytes(
@@ -50,11 +50,14 @@ def nbytes(
     k_cache: Tensor,
     v_cache: Tensor,
     eps: float,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
 ) -> int:
     """Rows in, queries and gates out, one row of each table and of both caches per row."""
     rows, width = qkv.shape
-    stored = k_cache.shape[0] * k_cache.shape[2]
-    per_row = (width - 2 * stored) * qkv.element_size() + 2 * stored * k_cache.element_size()
+    held = [c for c in (k_cache, v_cache, k_scale, v_scale) if c is not None]
+    per_row = (width - 2 * k_cache.shape[0] * q_norm.shape[0]) * qkv.element_size()
+    per_row += sum(c.nbytes // k_cache.shape[1] for c in held)
     per_row += 2 * cos.shape[1] * cos.element_size()
     return qkv.nbytes + q_norm.nbytes + k_norm.nbytes + rows * per_row
 

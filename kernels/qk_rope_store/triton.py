@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.codes import encoded, format_of
 from kernels.define import variant
 from kernels.gpu import (
     SUPPORT,
@@ -16,7 +17,8 @@ from kernels.gpu import (
     same_dtype,
     wait_for_inputs,
 )
-from kernels.qk_rope_store.reference import fake
+from kernels.hadamard import rotation
+from kernels.qk_rope_store.reference import MUTATES, fake
 from kernels.rounding import float8_codes, rounded
 
 
@@ -29,43 +31,43 @@ def _unit(x_ptr, weight_ptr, col, mask, rstd):
 
 
 @triton.jit
-def _put(y_ptr, col, mask, y, FLOAT8: tl.constexpr):
-    if FLOAT8:
-        tl.store(y_ptr + col, float8_codes(y), mask=mask)
-    else:
-        tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=mask)
+def normed_turned(
+    x_ptr, weight_ptr, cos_ptr, sin_ptr, col, eps, D: tl.constexpr, HALF: tl.constexpr
+):
+    """One head: turn(rms_norm(x)) [D], each product rounded."""
+    dtype = x_ptr.dtype.element_ty
+    x = tl.load(x_ptr + col).to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=0) / D + eps)
+    turns = col < 2 * HALF
+    low = col < HALF
+    j = tl.where(low, col, col - HALF)
+    cos = tl.load(cos_ptr + j, mask=turns, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + j, mask=turns, other=0.0).to(tl.float32)
+    own = _unit(x_ptr, weight_ptr, col, col >= 0, rstd)
+    other = _unit(x_ptr, weight_ptr, tl.where(low, col + HALF, col - HALF), turns, rstd)
+    straight = rounded(own * cos, dtype)
+    across = rounded(other * sin, dtype)
+    turned = rounded(tl.where(low, straight - across, straight + across), dtype)
+    return tl.where(turns, turned, own)
 
 
 @triton.jit
-def _normed_turned(
-    x_ptr,
-    weight_ptr,
-    cos_ptr,
-    sin_ptr,
-    y_ptr,
-    room,
-    eps,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    FLOAT8: tl.constexpr,
-):
-    """One head: y = turn(rms_norm(x)), each product rounded; written where `room` is true."""
-    dtype = x_ptr.dtype.element_ty
-    col = tl.arange(0, D)
-    x = tl.load(x_ptr + col).to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(x * x, axis=0) / D + eps)
-    still = col >= tl.where(room, 2 * HALF, D)
-    _put(y_ptr, col, still, _unit(x_ptr, weight_ptr, col, still, rstd), FLOAT8)
-    j = tl.arange(0, HALF)
-    turns = j < tl.where(room, HALF, 0)
-    cos = tl.load(cos_ptr + j, mask=turns, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + j, mask=turns, other=0.0).to(tl.float32)
-    a = _unit(x_ptr, weight_ptr, j, turns, rstd)
-    b = _unit(x_ptr, weight_ptr, j + HALF, turns, rstd)
-    low = rounded(rounded(a * cos, dtype) - rounded(b * sin, dtype), dtype)
-    high = rounded(rounded(b * cos, dtype) + rounded(a * sin, dtype), dtype)
-    _put(y_ptr, j, turns, low, FLOAT8)
-    _put(y_ptr, j + HALF, turns, high, FLOAT8)
+def _put(cache_ptr, scale_ptr, at, x, col, room, D: tl.constexpr, FORMAT: tl.constexpr):
+    """One head [D] into row `at` of a cache of all heads, in its format, where there is room."""
+    mask = col < tl.where(room, D, 0)
+    if FORMAT == "int8" or FORMAT == "int4":
+        codes, scale = encoded(x, col, D, FORMAT)
+        tl.store(scale_ptr + at, scale, mask=room)
+        if FORMAT == "int8":
+            tl.store(cache_ptr + at * D + col, codes.to(tl.int8), mask=mask)
+        else:
+            pair = codes | (tl.gather(codes, col ^ 1, 0) << 4)
+            even = mask & ((col & 1) == 0)
+            tl.store(cache_ptr + at * (D // 2) + col // 2, pair.to(tl.uint8), mask=even)
+    elif FORMAT == "float8":
+        tl.store(cache_ptr + at * D + col, float8_codes(x), mask=mask)
+    else:
+        tl.store(cache_ptr + at * D + col, x.to(cache_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -78,6 +80,8 @@ def _qk_rope_store(
     pos_ptr,
     k_ptr,
     v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     q_ptr,
     gate_ptr,
     capacity,
@@ -87,7 +91,7 @@ def _qk_rope_store(
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,
-    FLOAT8: tl.constexpr,
+    FORMAT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     let_next_start(PDL)
@@ -104,25 +108,26 @@ def _qk_rope_store(
         x_ptr += head * 2 * D
         own = (row * HEADS + head) * D
         tl.store(gate_ptr + own + col, tl.load(x_ptr + D + col))
-        q_ptr += own
-        always = row >= 0
-        _normed_turned(x_ptr, q_norm_ptr, cos_ptr, sin_ptr, q_ptr, always, eps, D, HALF, False)
+        q = normed_turned(x_ptr, q_norm_ptr, cos_ptr, sin_ptr, col, eps, D, HALF)
+        if FORMAT == "int4":
+            q = rounded(rotation(q, col, D), q_ptr.dtype.element_ty)
+        tl.store(q_ptr + own + col, q.to(q_ptr.dtype.element_ty))
     else:
         kv = head - HEADS
         x_ptr += (2 * HEADS + kv) * D
-        cached = (kv.to(tl.int64) * capacity + at) * D
-        k_ptr += cached
+        cached = kv.to(tl.int64) * capacity + at
         room = at < capacity  # a row past the end is a rejected one; it goes nowhere
-        _normed_turned(x_ptr, k_norm_ptr, cos_ptr, sin_ptr, k_ptr, room, eps, D, HALF, FLOAT8)
+        k = normed_turned(x_ptr, k_norm_ptr, cos_ptr, sin_ptr, col, eps, D, HALF)
+        _put(k_ptr, k_scale_ptr, cached, k, col, room, D, FORMAT)
         v = tl.load(x_ptr + KV_HEADS * D + col).to(tl.float32)
-        _put(v_ptr + cached, col, col < tl.where(room, D, 0), v, FLOAT8)
+        _put(v_ptr, v_scale_ptr, cached, v, col, room, D, FORMAT)
 
 
 @variant(
     "qk_rope_store",
     "triton",
     fake,
-    ("k_cache", "v_cache"),
+    MUTATES,
     replace(SUPPORT, powers={"d_head": 2, "rotary": 2}),
 )
 def qk_rope_store(
@@ -135,20 +140,20 @@ def qk_rope_store(
     k_cache: Tensor,
     v_cache: Tensor,
     eps: float,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """As the reference; the head width and half of `rotary` must be powers of two.
 
     Nothing is checked against the capacity on the device: rows past it are not stored.
     """
-    kv_heads, capacity, d = k_cache.shape
-    rows, half = qkv.shape[0], cos.shape[1]
+    kv_heads, capacity, _ = k_cache.shape
+    d, rows, half = q_norm.shape[0], qkv.shape[0], cos.shape[1]
     named = {"qkv": qkv, "q_norm": q_norm, "k_norm": k_norm, "cos": cos, "sin": sin}
-    check("qk_rope_store", rows, k_cache=k_cache, v_cache=v_cache, **named)
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    check("qk_rope_store", rows, **caches, **named)
     same_dtype("qk_rope_store", **named)
-    same_dtype("qk_rope_store", k_cache=k_cache, v_cache=v_cache)
-    float8 = k_cache.dtype == torch.float8_e4m3fn
-    if not float8:
-        same_dtype("qk_rope_store", qkv=qkv, k_cache=k_cache)
+    form = format_of("qk_rope_store", qkv, k_cache, v_cache, k_scale, v_scale)
     if d & (d - 1) or half & (half - 1) or 2 * half > d:
         raise ValueError(
             "qk_rope_store: triton needs a head width and half a rotary width that are powers of"
@@ -156,7 +161,8 @@ def qk_rope_store(
         )
     heads = (qkv.shape[1] // d - 2 * kv_heads) // 2
     q, gate = qkv.new_empty(rows, heads, d), qkv.new_empty(rows, heads * d)
-    caches = [c.view(torch.uint8) if float8 else c for c in (k_cache, v_cache)]
+    if form == "float8":
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     overlap = dependent_launch(qkv.device)
     _qk_rope_store[(rows, heads + kv_heads)](
         qkv,
@@ -165,7 +171,10 @@ def qk_rope_store(
         cos,
         sin,
         pos,
-        *caches,
+        k_cache,
+        v_cache,
+        k_cache if k_scale is None else k_scale,
+        v_cache if v_scale is None else v_scale,
         q,
         gate,
         capacity,
@@ -175,7 +184,7 @@ def qk_rope_store(
         KV_HEADS=kv_heads,
         D=d,
         HALF=half,
-        FLOAT8=float8,
+        FORMAT=form,
         PDL=overlap,
         num_warps=1,
         enable_fp_fusion=False,
