@@ -67,6 +67,22 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have; an H200's for tensors that are on no card."""
+    if device.type != "cuda":
+        return 232448
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Of the card; an H200's for tensors that are on none."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
