@@ -10,12 +10,12 @@ from tr.drafts.dflash2 import Dflash2
 
 @dataclass(frozen=True, eq=False)
 class InTurn(Chain):
-    """`programs` by name in turn: block, long and copy, or a row count of the long one."""
+    """Programs by name in turn: block, long and copy, or a row count of the long one."""
 
-    programs: tuple[str | int, ...] = ("block", "long", "copy", 11, "copy")
+    order: tuple[str | int, ...] = ("block", "long", "copy", 11, "copy")
 
     def pick(self, seen: Sequence[Seen]) -> tuple[Draft, int]:
-        name = self.programs[len(seen) % len(self.programs)]
+        name = self.order[len(seen) % len(self.order)]
         if isinstance(name, int):
             return self, name
         chosen = {"block": self.block, "long": self, "copy": self.copy}[name]
@@ -24,4 +24,4 @@ class InTurn(Chain):
 
 def in_turn(block: Draft, *programs: str | int) -> InTurn:
     assert isinstance(block, Dflash2)
-    return InTurn(block, 15 - block.tokens, 1, 4, 3, 2, programs=programs or InTurn.programs)
+    return InTurn(block, 15 - block.tokens, 1, 4, 3, 2, order=programs or InTurn.order)

@@ -6,8 +6,10 @@ from tests.decode.embedded import CAPACITY, Case, model, tokenizer
 from tests.decode.small import dflash2_draft
 from tests.decode.small import model as small
 from tr.assemble import assemble
+from tr.config import AutoDraft
 from tr.decode.generate import generate
 from tr.decode.stream import open_stream
+from tr.drafts.adaptive import Adaptive, Conversation
 from tr.drafts.auto import Auto, cjk_share
 from tr.drafts.base import Draft, Seen
 from tr.drafts.chain import Chain
@@ -63,7 +65,7 @@ def test_before_it_is_opened_it_stands_for_the_other_one():
     "family, chosen, heat", [("chinese", Mtp, 0.8), ("essay", Dflash2Lookup, 0.0)]
 )
 def test_the_text_is_raw_s_and_the_loop_runs_the_chosen_one(family, chosen, heat):
-    config = load(["run=x", "draft=auto"])
+    config = load(["run=x", "draft=auto", "draft.adapt=false"])
     made = assemble(config)
     auto, s = made.draft(config), sampling(heat, seed=3)
     prompt = Case(family, 0, "greedy").prompt
@@ -76,7 +78,7 @@ def test_the_text_is_raw_s_and_the_loop_runs_the_chosen_one(family, chosen, heat
 
 def test_both_names_and_the_threshold_are_settings():
     args = ["run=x", "draft=auto", "draft.cjk=lookup", "draft.other=chain", "draft.share=0.5"]
-    config = load([*args, "draft.choices.chain.after=2"])
+    config = load([*args, "draft.choices.chain.after=2", "draft.adapt=false"])
     auto = assemble(config).draft(config)
     assert isinstance(auto, Auto) and isinstance(auto.cjk, Lookup) and auto.share == 0.5
     assert isinstance(auto.other, Chain) and auto.other.after == 2 and auto.other.name == "chain"
@@ -86,7 +88,7 @@ def test_both_names_and_the_threshold_are_settings():
 
 
 def test_a_short_chat_is_judged_without_special_tokens():
-    config = load(["run=x", "draft=auto"])
+    config = load(["run=x", "draft=auto", "draft.adapt=false"])
     auto = assemble(config).draft(config)
     for content, chosen in (("请继续写下去。", Mtp), ("Please go on.", Dflash2Lookup)):
         ids = tokenizer().chat([{"role": "user", "content": content}], enable_thinking=False)
@@ -97,3 +99,62 @@ def test_random_weights_have_no_text_to_go_by():
     config = load(["run=x", "draft=auto", "weights=random", "model=smoke"])
     with pytest.raises(ValueError, match="weights=random has no tokenizer"):
         assemble(config).draft(config)
+
+
+CPU = ["run=x", "draft=auto", "device=cpu"]
+
+
+@pytest.mark.parametrize("family, heat", [("chinese", 0.8), ("code", 0.0), ("copy", 0.8)])
+def test_step_by_step_the_text_is_raw_s_and_several_programs_run(family, heat):
+    config = load(CPU)
+    made = assemble(config)
+    auto, s, case = made.draft(config), sampling(heat, seed=3), Case(family, 1, "greedy")
+    with unchecked():
+        draft = open_stream(made.model, auto, case.prompt, s, CAPACITY).draft
+        counts = generate(made.model, auto, case.prompt, s, 48, (), CAPACITY)
+        expected = generate(model(), Raw(), case.prompt, s, 48, (), CAPACITY)
+    assert isinstance(draft, Conversation) and counts.tokens == expected.tokens
+    main = draft.of.main
+    assert type(main) is (Mtp if family == "chinese" else Dflash2Lookup)
+    assert (draft.of.rival is None) == (family == "chinese")
+    copied = [ran for ran in counts.ran if ran.startswith("copy")]
+    assert copied and (family == "copy" or len(copied) < counts.steps)
+
+
+def test_paces_by_device_and_weights():
+    chosen = load(CPU).draft
+    assert isinstance(chosen, AutoDraft)
+    assert chosen.pace("cpu", "cpu", "embedded") is chosen.paces["cpu"]
+    assert chosen.pace("h200", "cuda", "embedded") is chosen.paces["cuda_embedded"]
+    assert chosen.pace("h200", "cuda", "random") is chosen.paces["cuda"]
+    with pytest.raises(ValueError, match="none of tpu_random, xla_random, tpu, xla;"):
+        chosen.pace("tpu", "xla", "random")
+    own = ["draft.paces.cpu.dflash2=3", "draft.paces.cpu.copy={5: 1}", "draft.paces.cpu.rival=''"]
+    config = load([*CPU, *own])
+    auto = assemble(config).draft(config)
+    assert isinstance(auto, Auto) and isinstance(auto.other, Adaptive)
+    assert auto.other.costs.dflash2 == 3 and auto.other.rival is None and not auto.other.late
+    assert dict(auto.other.costs.copy)[5] == 1 and auto.other.rows == 16
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        ("draft.paces.cpu.rival=mtpp", "draft.paces.cpu.rival 'mtpp'"),
+        ("draft.paces.cpu.copy={17: 1}", "copy: rows must lie in 2..16, got 17"),
+        ("draft.paces.cpu.mtp=0", "cost must be positive, got 0"),
+    ],
+)
+def test_paces_that_cannot_be(args, said):
+    with pytest.raises(ValueError, match=said):
+        load([*CPU, args])
+
+
+def test_a_strategy_without_a_state_is_not_stepped_through():
+    config = load([*CPU, "draft.other=lookup", "draft.paces.cpu.rival=lookup"])
+    auto = assemble(config).draft(config)
+    assert isinstance(auto, Auto) and isinstance(auto.other, Lookup)
+    config = load([*CPU, "draft.paces.cpu.rival=lookup"])
+    auto = assemble(config).draft(config)
+    assert isinstance(auto, Auto) and isinstance(auto.other, Adaptive)
+    assert auto.other.rival is None

@@ -167,7 +167,7 @@ class InTurn(Mtp):
     """Every depth in turn, whatever was accepted."""
 
     def pick(self, seen):
-        program = self.chains[len(seen) % len(self.chains)]
+        program = self.chains[(len(seen) - 1) % len(self.chains)]
         return program, program.calls + 1
 
 

@@ -7,14 +7,15 @@ from experiments.measure import Job
 from experiments.strategies import Strategy
 from tests.experiments.runs import record_of
 from tr.decode.stream import Counts
-from tr.drafts.base import Seen
 from tr.drafts.lookup import Lookup
 from tr.drafts.raw import Raw
 from tr.model.sampling import sampling
 
 SMALL = ("device=cpu", "params.prompts=1", "params.rounds=1", "params.steps=1", "max_new_tokens=10")
 NAMES = ["raw", "mtp", "dflash2", "dflash2_lookup"]
-VALUES = {"tokens_per_step", "step_ms", "tokens_per_s", "rows_per_step", "tokens"}
+VALUES = {"tokens_per_step", "step_ms", "tokens_per_s", "rows_per_step", "tokens"} | {
+    "table_tokens_per_s"
+}
 
 
 def text(raw: list[int], runs: dict[str, list[Counts]], family: str = "essay") -> compare.Text:
@@ -24,7 +25,8 @@ def text(raw: list[int], runs: dict[str, list[Counts]], family: str = "essay") -
 def counts(kept: list[int], proposed: list[int], seconds: float) -> Counts:
     made = list(range(1 + sum(kept)))
     accepted = [k - 1 for k in kept]
-    return Counts(tokens=made, kept=kept, accepted=accepted, proposed=proposed, seconds=seconds)
+    ran = ["x"] * len(kept)
+    return Counts(made, kept, proposed, accepted, ran, seconds=seconds)
 
 
 def test_a_small_run(tmp_path):
@@ -46,10 +48,14 @@ def test_a_small_run(tmp_path):
     found = figures["strategies"]
     speeds = [found[n]["math"]["tokens_per_s"] for n in ("dflash2_lookup", "dflash2")]
     assert both["speed_ratio"] == pytest.approx(speeds[0] / speeds[1])
-    assert "auto_over_best" not in figures
-    steps = figures["steps"]
-    assert list(steps) == NAMES and steps["raw"]["1"]["ratio"] == 1
-    assert "4" in steps["mtp"] and "8" in steps["dflash2"] and len(steps["dflash2_lookup"]) == 2
+    assert "auto_over_best" not in figures and "steps' own times" in figures["judged_by"]
+    for prefix in ("", "sampled_"):
+        steps = figures[f"{prefix}steps"]
+        assert list(steps) == NAMES and steps["raw"]["1"]["ratio"] == 1
+        assert "4" in steps["mtp"] and "8" in steps["dflash2"]
+        assert any("(dflash2)" in kind for kind in steps["dflash2_lookup"])
+        table = 1e3 / steps["raw"]["1"]["step_ms"]
+        assert raw[f"{prefix}table_tokens_per_s"] == pytest.approx(table)
     # greedy and sampled, one prompt, an untimed round and a timed one, three strategies
     assert record["verdict"]["exact"] and record["verdict"]["compared_tokens"] <= 2 * 2 * 3 * 10
     assert not record["simulated_acceptance"]
@@ -86,12 +92,15 @@ def test_strategies_take_turns(monkeypatch):
 def test_speeds_are_of_medians_and_the_untimed_round_does_not_count():
     first = text([], {"x": [counts([4, 2], [7, 3], s) for s in (100.0, 3.0, 1.0, 2.0)]})
     other = text([], {"x": [counts([3], [7], s) for s in (100.0, 9.0, 0.5, 1.0)]})
-    values = compare.measured([first, other], "x")
+    steps = {("x", 8): 2.0, ("x", 4): 0.5}
+    values = compare.measured([first, other], "x", steps)
+    assert values["table_tokens_per_s"] == pytest.approx(1e3 * 9 / (2.0 + 0.5 + 2.0))
     assert values["tokens_per_step"] == 9 / 3 and values["tokens_per_s"] == 9 / (2.0 + 1.0)
     assert values["step_ms"] == 1e3 * 3.0 / 3 and values["rows_per_step"] == (8 + 4 + 8) / 3
     assert values["tokens"] == 9
     assert values["accepted_by_position"] == pytest.approx([1, 2 / 3, 1 / 3, 0, 0, 0, 0])
-    assert compare.measured([], "x")["tokens_per_s"] is None
+    empty = compare.measured([], "x", steps)
+    assert empty["tokens_per_s"] is None and empty["table_tokens_per_s"] is None
 
 
 def test_what_counts_of_a_text():
@@ -106,11 +115,15 @@ def test_what_counts_of_a_text():
     assert len(compare.written(Fixed(), "essay", [7] * 20).raw) == 2  # type: ignore[arg-type]
 
 
-def speeds(**by_family: float | None) -> dict:
-    return {
-        family: {"tokens_per_s": speed, "sampled_tokens_per_s": speed, "tokens_per_step": 2.0}
-        for family, speed in by_family.items()
-    }
+def speeds(sampled: float = 1.0, **by_family: float | None) -> dict:
+    """Speeds by the table; the timed rounds say the opposite, and count for nothing."""
+    found = {}
+    for family, speed in by_family.items():
+        values = {"table_tokens_per_s": speed, "tokens_per_step": 2.0}
+        values["tokens_per_s"] = speed and 1e4 / speed
+        drawn = {key: v and v * sampled for key, v in values.items()}
+        found[family] = values | {f"sampled_{key}": v for key, v in drawn.items()}
+    return found
 
 
 def test_the_two_rules():
@@ -127,34 +140,45 @@ def test_the_two_rules():
     tail = figures["dflash2_lookup_over_dflash2"]
     assert (tail["code"]["asked_ratio"], tail["code"]["met"]) == (0.97, False)
     assert (tail["copy"]["asked_ratio"], tail["copy"]["met"]) == (1.4, True)
+    assert tail["copy"]["table_speed_ratio"] == 1.41
+    assert tail["copy"]["speed_ratio"] == pytest.approx(1 / 1.41)
     auto = figures["auto_over_best"]
     assert (auto["code"]["best"], auto["code"]["met"]) == ("dflash2", True)
     assert (auto["copy"]["best"], auto["copy"]["met"]) == ("dflash2_lookup", False)
-    assert figures["strategies"]["auto"]["copy"]["speedup"] == 135 / 50
+    assert figures["strategies"]["auto"]["copy"]["speedup"] == pytest.approx(50 / 135)
     empty = {"strategies": {"raw": speeds(code=None), "auto": speeds(code=None)}}
     compare.judged(empty, ["code"])
     assert empty["auto_over_best"]["code"]["met"] is False
 
 
-class Steps:
-    """Eight rows, after a whole step two programs of sixteen in turn."""
+def test_a_rule_asks_for_greedy_and_sampled_texts():
+    """And each has its own best strategy."""
+    found = {
+        "raw": speeds(code=100.0),
+        "lookup": speeds(0.5, code=210.0),
+        "mtp": speeds(code=150.0),
+        "auto": speeds(0.7, code=209.0),
+    }
+    compare.judged({"strategies": found}, ["code"])
+    values = compare.rule(found, "auto", ["raw", "lookup", "mtp"], "code", 0.97)
+    assert (values["best"], values["sampled_best"]) == ("lookup", "mtp")
+    assert values["table_speed_ratio"] == pytest.approx(209 / 210)
+    assert values["sampled_table_speed_ratio"] == pytest.approx(0.7 * 209 / 150)
+    assert values["met"] and not compare.rule(found, "auto", ["mtp"], "code", 0.98)["met"]
 
-    name = "steps"
 
-    def pick(self, seen):
-        if seen and seen[-1].kept == seen[-1].rows:
-            return (self, 16) if len(seen) % 2 else (Raw("copy"), 16)
-        return self, 8
-
-
-def test_every_kind_of_step_is_found():
-    found = compare.kinds(Steps())  # type: ignore[arg-type]
-    assert [(kind, rows) for kind, (_, rows) in found.items()] == [
-        ("8", 8),
-        ("16", 16),
-        ("16 (copy)", 16),
-    ]
-    assert Seen(8, 8) != Seen(8, 1)
+def test_a_kind_of_step_is_a_program_and_its_rows():
+    run = counts([2, 1], [7, 3], 1.0)
+    run.ran = ["block", "copy"]
+    assert compare.kinds(run) == [("block", 8), ("copy", 4)]
+    steps = {"raw": {("raw", 1): 2.0}, "chain": {("dflash2", 8): 5.0, ("chain", 16): 6.0}}
+    assert compare.table(steps) == {
+        "raw": {"1": {"step_ms": 2.0, "ratio": 1.0}},
+        "chain": {
+            "16": {"step_ms": 6.0, "ratio": 3.0},
+            "8 (dflash2)": {"step_ms": 5.0, "ratio": 2.5},
+        },
+    }
 
 
 def test_a_wrong_token_is_found():

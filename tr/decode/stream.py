@@ -21,8 +21,6 @@ from tr.decode.words import Words
 from tr.drafts.base import BROKEN, Draft, Seen
 from tr.model.sampling import Sampling
 
-REMEMBERED = 64  # steps that a strategy may look back on
-
 
 @dataclass
 class Counts:
@@ -31,14 +29,15 @@ class Counts:
     `kept` [steps]: tokens each step put into the text, the last one's cut included. `proposed` and
     `accepted` [steps]: drafts, before any cut; `refused` [steps]: of the proposed, places for which
     there was no draft, and `broken` how many of all these had draft logits that are no finite
-    numbers. `seconds` covers the steps alone, without prefill; the caller's time counts where a
-    step runs meanwhile.
+    numbers. `ran` [steps]: the name of what drafted. `seconds` covers the steps alone, without
+    prefill; the caller's time counts where a step runs meanwhile.
     """
 
     tokens: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     proposed: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     broken: int = 0
     seconds: float = 0.0
@@ -63,10 +62,10 @@ def warnings(broken: int) -> tuple[str, ...]:
 
 
 class Flight:
-    """A launched step: its row count, and its result on the way to the host."""
+    """A launched step: its row count, what drafted, and its result on the way to the host."""
 
-    def __init__(self, rows: int, result: Tensor) -> None:
-        self.rows = rows
+    def __init__(self, rows: int, result: Tensor, ran: str = "") -> None:
+        self.rows, self.ran = rows, ran
         self._result = result.to("cpu", non_blocking=True)  # pinned; before the next launch
         self._event = None
         if result.is_cuda:
@@ -94,7 +93,7 @@ class Stream:
     state: State
     late: bool = False
     flight: Flight | None = None
-    seen: tuple[Seen, ...] = ()
+    seen: list[Seen] = field(default_factory=list)
 
     @property
     def pos(self) -> int:
@@ -120,7 +119,7 @@ class Stream:
             if rows > 1 and feed.pos.is_cpu:
                 rows = min(rows, draft.found(feed) + 1)
             result, _, self.state = self.model.step(draft, self.state, self.sampling, rows)
-            return Flight(rows, result)
+            return Flight(rows, result, draft.name)
 
     def cut(self, rows: int) -> None:
         """Keep `rows` rows of the last step, which kept more."""
@@ -137,7 +136,14 @@ def open_stream(
         state = init_state(model, draft, capacity)
         ids = torch.tensor(list(prompt), dtype=torch.int64, device=device)
         state = prefill(model, draft, state, ids, sampling)
-    return Stream(model, draft, sampling, state, late=device.type == "cuda")
+    return begun(model, draft, sampling, state)
+
+
+def begun(model: Model, draft: Draft, sampling: Sampling, state: State) -> Stream:
+    """The stream of a prompt that was read: its first token stands as the anchor."""
+    read = [Seen(1, 1, tokens=(int(state.feed.anchor),))]
+    late = state.feed.pos.is_cuda
+    return Stream(model, draft, sampling, state, late, seen=read)
 
 
 def advance(
@@ -229,7 +235,8 @@ def _take(
     counts.proposed.append(len(drafts))
     counts.accepted.append(right)
     counts.refused.append(sum(d < 0 for d in drafts))
+    counts.ran.append(flight.ran)
     counts.broken += drafts.count(BROKEN)
     counts.tokens += tokens[:cut]
-    stream.seen = (*stream.seen, Seen(flight.rows, right + 1))[-REMEMBERED:]
+    stream.seen.append(Seen(flight.rows, right + 1, flight.ran, tuple(tokens[:cut])))
     return tokens[:cut]

@@ -1,7 +1,7 @@
 """A strategy by content: one for prompts in Chinese, Japanese or Korean, another one for the rest.
 
 The prompt decides once, when its conversation is opened; from then on the strategy chosen is all
-that runs.
+that runs. It may be one that goes on choosing, step by step (`adaptive`).
 """
 
 from collections.abc import Callable, Sequence
@@ -61,6 +61,14 @@ class Auto:
     def taps(self) -> tuple[int, ...]:
         return self.other.taps
 
+    @property
+    def sight(self) -> int:
+        return self.other.sight
+
+    @property
+    def programs(self) -> tuple[Draft, ...]:
+        return self.other.programs
+
     def pick(self, seen: Sequence[Seen]) -> tuple[Draft, int]:
         return self.other.pick(seen)
 
@@ -72,6 +80,9 @@ class Auto:
 
     def prime(self, state: Any, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int) -> Any:
         return self.other.prime(state, tokens, hidden, taps, pos)
+
+    def take_in(self, state: Any, feed: Feed) -> Any:
+        return self.other.take_in(state, feed)
 
     def propose(self, state: Any, feed: Feed, sampling: Sampling) -> tuple[Tensor, Any]:
         return self.other.propose(state, feed, sampling)

@@ -37,16 +37,27 @@ class Feed:
 
 @dataclass(frozen=True)
 class Seen:
-    """A finished step as the host read it: its rows, and how many of them were kept."""
+    """A finished step as the host read it: its rows, and how many of them were kept.
+
+    `ran` is the name of what ran, `tokens` what it added to the text. The first one of a
+    conversation is its prefill: one row, one token, and no name.
+    """
 
     rows: int
     kept: int
+    ran: str = ""
+    tokens: tuple[int, ...] = ()
 
 
 class Full:
     """What a strategy shares whose steps are all alike, with a draft for every row."""
 
     rows: int
+    sight: int = 1 << 62  # the whole text
+
+    @property
+    def programs(self) -> tuple[Any, ...]:
+        return (self,)
 
     def open(self, prompt: Sequence[int]) -> Any:
         return self
@@ -63,11 +74,15 @@ class Stateless(Full):
 
     taps: tuple[int, ...] = ()
     reach = 1 << 62  # no table that could end
+    sight = 0
 
     def init_state(self, capacity: int) -> None:
         return None
 
     def prime(self, state: None, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int) -> None:
+        return None
+
+    def take_in(self, state: None, feed: Feed) -> None:
         return None
 
 
@@ -90,17 +105,33 @@ class Draft(Protocol):
         """Target layers whose outputs the draft reads."""
         ...
 
+    @property
+    def sight(self) -> int:
+        """How many tokens before an anchor a draft for it may depend on, by what `prime` took in.
+
+        Those further back are never given to `prime`; with 0 none is.
+        """
+        ...
+
+    @property
+    def programs(self) -> "tuple[Draft, ...]":
+        """All that `pick` may give back."""
+        ...
+
     def open(self, prompt: Sequence[int]) -> "Draft":
-        """The strategy of a conversation that begins with `prompt`: all that its loop runs."""
+        """The strategy of a conversation that begins with `prompt`: all that its loop runs.
+
+        A strategy that was opened opens itself for a longer prompt, whose state is the same.
+        """
         ...
 
     def pick(self, seen: Sequence[Seen]) -> "tuple[Draft, int]":
         """What the next step runs: a strategy over this one's state and taps, and its rows; pure.
 
         `seen` holds the conversation's steps that the host has read, newest last; the step before
-        the next one may be missing from it. The rows are an upper bound: the loop cuts them at the
-        window's end and at `reach`. Each pair of a strategy and a row count is compiled once, so
-        that a strategy gives back the same few objects.
+        the next one may be missing from it. It only grows. The rows are an upper bound: the loop
+        cuts them at the window's end and at `reach`. Each pair of a strategy and a row count is
+        compiled once, so that a strategy gives back the same few objects.
         """
         ...
 
@@ -123,7 +154,14 @@ class Draft(Protocol):
         taps: Float[Tensor, "tokens taps"],
         pos: int,
     ) -> Any:
-        """Take in one prefill chunk at positions pos, pos + 1, ...; `state` is donated."""
+        """Take in a prompt's tokens at positions pos, pos + 1, ...; `state` is donated."""
+        ...
+
+    def take_in(self, state: Any, feed: Feed) -> Any:
+        """What `propose` does to `state` on account of the last step's rows; it is donated.
+
+        Asked before a prompt goes on behind written text.
+        """
         ...
 
     def propose(

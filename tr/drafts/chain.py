@@ -9,32 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch import Tensor
-
-from tr.drafts import dflash2
-from tr.drafts.base import MISSING, Draft, Feed, Seen
+from tr.drafts.base import Draft, Seen
 from tr.drafts.dflash2_lookup import Dflash2Lookup, whole
-from tr.drafts.lookup import find
-from tr.model.sampling import Sampling
-
-
-@dataclass(frozen=True, eq=False)
-class Copy(Dflash2Lookup):
-    """The program of a copied step: lookup alone, over the block's state."""
-
-    name: str = "copy"
-
-    def found(self, feed: Feed) -> int:
-        """At least 1: a step of one row does not ask, and its ring would miss what came before."""
-        return max(1, int((self._find(feed) != MISSING).sum()))
-
-    def propose(
-        self, state: dflash2.State, feed: Feed, sampling: Sampling
-    ) -> tuple[Tensor, dflash2.State]:
-        return self._find(feed), self.block.take_in(state, feed)
-
-    def _find(self, feed: Feed) -> Tensor:
-        return find(feed.history, feed.pos, self.ngram_min, self.ngram_max, self.rows - 1)
+from tr.drafts.joint import Copy
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +21,11 @@ class Chain(Dflash2Lookup):
 
     @cached_property
     def copy(self) -> Copy:
-        given = self.block, self.tail, self.ngram_min, self.ngram_max, self.trust, self.saturated
-        return Copy(*given)
+        return Copy(self.block, self.rows, self.ngram_min, self.ngram_max)
+
+    @property
+    def programs(self) -> tuple[Draft, ...]:
+        return *super().programs, self.copy
 
     def pick(self, seen: Sequence[Seen]) -> tuple[Draft, int]:
         if whole(seen, self.after, self.rows):

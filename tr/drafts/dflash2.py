@@ -73,6 +73,10 @@ class Dflash2(Full):
     def taps(self) -> tuple[int, ...]:
         return self.params.config.taps
 
+    @property
+    def sight(self) -> int:
+        return self.window - 1
+
     def init_state(self, capacity: int) -> State:
         c = self.params.config
         shape = (1, c.kv_heads, ring_rows(c, self.window), c.d_head)
@@ -131,7 +135,8 @@ class Dflash2(Full):
 
     def _write(self, state: State, taps: Tensor, positions: Tensor) -> State:
         known = positions.clamp(max=self.params.rope.cos.shape[0] - 1)  # rejected rows lie past it
-        new = net.context(self.params, taps[None], known[None])
+        ops = self.fused.ops if self.fused else None
+        new = net.context(self.params, taps[None], known[None], ops)
         for ring, rows in zip(state.ring, new, strict=True):
             slot = positions % ring.k.shape[2]
             ring.k.index_copy_(2, slot, rows.k)

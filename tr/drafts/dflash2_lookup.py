@@ -41,6 +41,14 @@ class Dflash2Lookup(Full):
     def taps(self) -> tuple[int, ...]:
         return self.block.taps
 
+    @property
+    def sight(self) -> int:
+        return self.block.sight
+
+    @property
+    def programs(self) -> tuple[Draft, ...]:
+        return self.block, self
+
     def pick(self, seen: Sequence[Seen]) -> tuple[Draft, int]:
         if whole(seen, self.saturated, self.block.rows):
             return self, self.rows
@@ -53,6 +61,9 @@ class Dflash2Lookup(Full):
         self, state: dflash2.State, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int
     ) -> dflash2.State:
         return self.block.prime(state, tokens, hidden, taps, pos)
+
+    def take_in(self, state: dflash2.State, feed: Feed) -> dflash2.State:
+        return self.block.take_in(state, feed)
 
     def propose(
         self, state: dflash2.State, feed: Feed, sampling: Sampling

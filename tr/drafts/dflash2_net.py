@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.dflash_conv import convolve
 from kernels.qk_rope_store import rotate
+from kernels.registry import Ops
 from kernels.rms_norm import rms_norm_plain
 from tr.nn import mlp
 from tr.nn.formats.dense import Dense, dense
@@ -229,14 +230,18 @@ def context(
     params: Params,
     taps: Float[Tensor, "batch tokens taps"],
     positions: Int64[Tensor, "batch tokens"],
+    ops: Ops | None = None,
 ) -> tuple[Context, ...]:
-    """Keys and values of every layer for target positions with residuals `taps`; no layer runs."""
+    """Keys and values of every layer for target positions with residuals `taps`; no layer runs.
+
+    With operators for tokens of a text, without them differentiable.
+    """
     c = params.config
-    x = rms_norm_plain(params.fc.sequence(taps), params.hidden_norm, c.eps)
+    x = rms_norm_plain(params.fc.sequence(taps, ops), params.hidden_norm, c.eps)
     cos, sin = params.rope.cos[positions], params.rope.sin[positions]
     out = []
     for p in params.layers:
-        kv = p.qkv.after(1).sequence(x)
+        kv = p.qkv.after(1).sequence(x, ops)
         k, v = (t.unflatten(-1, (c.kv_heads, c.d_head)) for t in kv.chunk(2, -1))
         k = rotate(rms_norm_plain(k, p.k_norm, c.eps), cos, sin)
         out.append(Context(k=k.transpose(1, 2), v=v.transpose(1, 2)))

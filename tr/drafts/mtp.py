@@ -39,6 +39,7 @@ class Mtp(Full):
     taps: tuple[int, ...] = ()
     calls: int = 0  # of the head in a proposal; 0: tokens
     noise: bool = True  # sampling: draft with the target's own noise, or as if it were greedy
+    fed: int = 0  # the most rows of a step that it takes in; 0: its own
 
     @property
     def rows(self) -> int:
@@ -46,12 +47,17 @@ class Mtp(Full):
 
     @property
     def reach(self) -> int:
-        return self.target.rope.cos.shape[0] - self.tokens + 1
+        return self.target.rope.cos.shape[0] - max(self.fed, self.rows) + 2
+
+    @property
+    def programs(self) -> tuple["Mtp", ...]:
+        return self.chains if self.least else (self,)
 
     @cached_property
     def chains(self) -> tuple["Mtp", ...]:
         """This one with `least`, ... and `tokens` calls."""
-        return tuple(replace(self, calls=n) for n in range(self.least, self.tokens + 1))
+        depths = range(self.least, self.tokens + 1)
+        return tuple(replace(self, calls=n, name=f"{self.name} {n}") for n in depths)
 
     def pick(self, seen: Sequence[Seen]) -> tuple["Mtp", int]:
         if not self.least:
@@ -61,8 +67,8 @@ class Mtp(Full):
         return self.chains[n - self.least], n + 1
 
     def init_state(self, capacity: int) -> State:
-        """The chain runs up to `tokens` positions past the text: the cache has room for them."""
-        allocated = text.cache_rows(capacity + self.tokens)
+        """The cache has room for what a chain, or the rows of a step, reach past the text."""
+        allocated = text.cache_rows(capacity + max(self.fed, self.rows) - 1)
         return State(
             cache=layer.init_state(self.params.layer, allocated, self.rows),
             last=torch.zeros_like(self.target.norm),
@@ -81,17 +87,14 @@ class Mtp(Full):
                 pairs[start:],
                 pos + start,
                 self.target.rope,
+                self.ops,
             )
         return State(cache=cache, last=hidden[-1].clone())
 
     def propose(self, state: State, feed: Feed, sampling: Sampling) -> tuple[Tensor, State]:
         sampling = sampling if self.noise else noiseless(sampling)
-        rows = torch.arange(len(feed.hidden), device=feed.pos.device)
-        first = feed.pos - feed.count + 1
-        # rows past `count` are garbage at and past pos + 1, which the chain overwrites or the mask
-        # hides; a text's end may lie before them
-        at = (first + rows).clamp(max=len(feed.history) - 1)
-        out, cache = self._step(state.cache, feed.history.index_select(0, at), feed.hidden, first)
+        tokens, first = _rows(feed)
+        out, cache = self._step(state.cache, tokens, feed.hidden, first)
         hidden, drafts = out.index_select(0, feed.count[None] - 1), []
         for i in range(self.calls or self.tokens):
             if i:
@@ -101,12 +104,34 @@ class Mtp(Full):
             drafts.append(choose(self.head, logits, feed.pos + 1 + i, sampling))
         return torch.stack(drafts), State(cache=cache, last=state.last)
 
+    def take_in(self, state: State, feed: Feed) -> State:
+        """What `propose` does first: the rows that the last step verified, with true hiddens."""
+        tokens, first = _rows(feed)
+        last = feed.hidden.index_select(0, feed.count[None] - 1)[0]
+        embed, rope = self.target.embed, self.target.rope
+        cache = mtp.write(
+            self.params, state.cache, embed, tokens, feed.hidden, first, rope, self.ops
+        )
+        return State(cache=cache, last=last)
+
     def _step(
         self, cache: layer.State, tokens: Tensor, hidden: Tensor, pos: Tensor
     ) -> tuple[Tensor, layer.State]:
         return mtp.step(
             self.params, cache, self.target.embed, tokens, hidden, pos, self.target.rope, self.ops
         )
+
+
+def _rows(feed: Feed) -> tuple[Tensor, Tensor]:
+    """The tokens of the pairs that the last step completed, and the first one's position.
+
+    Rows past `count` are garbage at and past pos + 1, which the chain overwrites or the mask hides;
+    a text's end may lie before them.
+    """
+    rows = torch.arange(len(feed.hidden), device=feed.pos.device)
+    first = feed.pos - feed.count + 1
+    at = (first + rows).clamp(max=len(feed.history) - 1)
+    return feed.history.index_select(0, at), first
 
 
 def choose(head: Head, logits: Tensor, position: Tensor, sampling: Sampling) -> Tensor:

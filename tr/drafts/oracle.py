@@ -28,6 +28,7 @@ class Oracle(Full):
     seed: int = 0
     name: str = "oracle"
     taps: tuple[int, ...] = ()
+    sight = 0
 
     @property
     def rows(self) -> int:
@@ -46,6 +47,9 @@ class Oracle(Full):
     def prime(
         self, state: Tensor, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int
     ) -> Tensor:
+        return state
+
+    def take_in(self, state: Tensor, feed: Feed) -> Tensor:
         return state
 
     def propose(self, state: Tensor, feed: Feed, sampling: Sampling) -> tuple[Tensor, Tensor]:

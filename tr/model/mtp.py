@@ -14,6 +14,7 @@ from kernels.registry import Ops
 from kernels.rms_norm import rms_norm
 from tr.model import layer
 from tr.model.config import FULL, ModelConfig
+from tr.nn import attention
 from tr.nn.formats.dense import dense
 from tr.nn.formats.matrix import Make, Matrix
 from tr.nn.formats.operand import Operand
@@ -69,11 +70,12 @@ def prefill(
     hidden: Float[Tensor, "tokens d_model"],
     pos: int,
     rope: Rope,
+    ops: Ops,
 ) -> tuple[Float[Tensor, "tokens d_model"], layer.State]:
     """Pairs of a prompt at cache rows pos, pos + 1, ...; `state` is donated."""
-    x = _join(params, F.embedding(tokens, embed), hidden)
-    x, state = layer.prefill(params.layer, state, x, pos, 0, rope)
-    return rms_norm(x, params.norm, params.eps), state
+    x = _join(params, F.embedding(tokens, embed), hidden, ops)
+    x, state = layer.prefill(params.layer, state, x, pos, 0, rope, ops)
+    return ops.rms_norm(x, params.norm, params.eps), state
 
 
 @typed
@@ -88,15 +90,42 @@ def step(
     ops: Ops,
 ) -> tuple[Float[Tensor, "rows d_model"], layer.State]:
     """A few pairs at cache rows pos, pos + 1, ...; `state` is donated."""
-    e = ops.rms_norm(F.embedding(tokens, embed), params.norm_embedding, params.eps)
-    x = params.fc.step(
-        torch.cat([e, ops.rms_norm(hidden, params.norm_hidden, params.eps)], -1), ops
-    )
-    y = Operand(x=ops.rms_norm(x, params.layer.input_norm, params.eps))
+    x, y = _enter(params, embed, tokens, hidden, ops)
     _, y, state = layer.step(params.layer, state, x, y, params.norm, pos, pos, rope, ops)
     return y.whole(ops), state
 
 
-def _join(params: Params, embedding: Tensor, hidden: Tensor) -> Tensor:
+@typed
+def write(
+    params: Params,
+    state: layer.State,
+    embed: Float[Tensor, "vocab d_model"],
+    tokens: Int64[Tensor, " rows"],
+    hidden: Float[Tensor, "rows d_model"],
+    pos: Int64[Tensor, ""],
+    rope: Rope,
+    ops: Ops,
+) -> layer.State:
+    """What `step` does to `state`, the pairs' keys and values; the layer goes no further."""
+    mixer = params.layer.mixer
+    assert isinstance(mixer, attention.Params) and isinstance(state, attention.State)
+    _, y = _enter(params, embed, tokens, hidden, ops)
+    qkv = mixer.qkv.project(y, ops)
+    state.store(qkv, mixer.q_norm, mixer.k_norm, rope, pos, mixer.spec.eps, ops)
+    return state
+
+
+def _enter(
+    params: Params, embed: Tensor, tokens: Tensor, hidden: Tensor, ops: Ops
+) -> tuple[Tensor, Operand]:
+    """What the layer reads, and its norm."""
+    e = ops.rms_norm(F.embedding(tokens, embed), params.norm_embedding, params.eps)
+    g = ops.rms_norm(hidden, params.norm_hidden, params.eps)
+    x = params.fc.step(torch.cat([e, g], -1), ops)
+    return x, Operand(x=ops.rms_norm(x, params.layer.input_norm, params.eps))
+
+
+def _join(params: Params, embedding: Tensor, hidden: Tensor, ops: Ops | None = None) -> Tensor:
     e = rms_norm(embedding, params.norm_embedding, params.eps)
-    return params.fc.sequence(torch.cat([e, rms_norm(hidden, params.norm_hidden, params.eps)], -1))
+    g = rms_norm(hidden, params.norm_hidden, params.eps)
+    return params.fc.sequence(torch.cat([e, g], -1), ops)
