@@ -43,9 +43,16 @@ def longest_fit(tokenizer: Tokenizer, tokens: int, make: Callable[[int], str]) -
 
 
 def needle_trials(
-    tokenizer: Tokenizer, n: int = 20, tokens: int = 2048, seed: int = 0
+    tokenizer: Tokenizer,
+    n: int = 20,
+    tokens: int = 2048,
+    seed: int = 0,
+    depth: float | None = None,
 ) -> list[Trial]:
-    """User turns of at most `tokens` tokens: held-out prose, one fact at a random depth."""
+    """User turns of at most `tokens` tokens: held-out prose with one fact in it.
+
+    `depth` is its place, from 0, the text's beginning, to 1; None: a random one for each.
+    """
     texts = heldout_texts("prose")
     trials = []
     for i in range(n):
@@ -54,13 +61,13 @@ def needle_trials(
         filler = "\n\n".join(rng.sample(texts, len(texts)))
         ask = rng.choice(tasks.NEEDLE_ASK).replace("{subject}", subject)
         hidden = tasks.sentence(subject, value)
-        where = rng.random()  # relative depth of the needle
+        where = rng.random() if depth is None else depth
 
         def make(length: int, filler=filler, ask=ask, hidden=hidden, where=where) -> str:
             text = filler[:length].rsplit(" ", 1)[0]
-            depth = text.find(". ", int(where * len(text))) + 2
-            depth = depth if depth > 1 else 0
-            return ask.replace("{text}", f"{text[:depth]}{hidden} {text[depth:]}")
+            at = text.find(". ", int(where * len(text))) + 2
+            at = at if at > 1 else 0
+            return ask.replace("{text}", f"{text[:at]}{hidden} {text[at:]}")
 
         prompt = longest_fit(tokenizer, tokens, make)
         trials.append(Trial(prompt, hidden, value))

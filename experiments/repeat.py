@@ -1,16 +1,20 @@
 """A decoding step repeated where nothing was read: random caches and states at a given context."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from tr.bench import Draw
 from tr.decode.step import Model, State, init_state
 from tr.drafts.base import Draft, Feed, Stateless
 from tr.drafts.raw import Raw
 from tr.model.sampling import Sampling
-from tr.tree import map_tensors
+from tr.nn.formats.kv.cache import Cache
+
+CHUNK = 8192  # keys and values at a time
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,22 @@ def state_at(
     state = init_state(model, strategy or draft(rows), capacity)
     random = Draw(model.params.norm.device, seed=seed)
 
-    def fill(x: Tensor) -> Tensor:
-        drawn = torch.bfloat16 if x.itemsize == 1 else x.dtype  # float8 has no arithmetic
-        return x.copy_(random(*x.shape, dtype=drawn).mul_(0.1)) if x.is_floating_point() else x
+    def fill(x: Any) -> Any:
+        """Numbers of deviation 0.1; a cache takes them as keys and values, by its own rounding."""
+        if isinstance(x, Cache):
+            heads, _, d = x.read(1, random.dtype)[0].shape
+            for start in range(0, context, CHUNK):
+                n = min(CHUNK, context - start)
+                k, v = (random(n, heads, d).mul_(0.1) for _ in range(2))
+                x.extend(k, v, start)
+        elif isinstance(x, Tensor) and x.is_floating_point():
+            x.copy_(random(*x.shape).mul_(0.1))
+        return x
 
     feed = state.feed
-    map_tensors(fill, state.target.layers)
     feed.history.random_(model.ids, generator=random.generator)
-    map_tensors(fill, [state.draft, feed.hidden, feed.taps])
+    parts = [state.target.layers, state.draft, feed.hidden, feed.taps]
+    pytree.tree_map(fill, parts, is_leaf=lambda x: isinstance(x, Cache))
     put(state, context, min(context, 1))
     feed.anchor.copy_(feed.history[context])
     return state
