@@ -163,7 +163,8 @@ class Graphs:
                 raise
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, pool=self.pool, stream=stream):
+            mode = "thread_local"  # other threads may wait for copies meanwhile
+            with torch.cuda.graph(graph, self.pool, stream, mode):
                 *outputs, state = call(*given)
                 _write_back(home, state)
         return Version(graph, buffers, held, tuple(outputs))

@@ -48,11 +48,18 @@ class Scripted(Full):
     def taps(self) -> tuple[int, ...]:
         return self.inner.taps
 
+    @property
+    def sight(self) -> int:
+        return self.inner.sight
+
     def init_state(self, capacity: int) -> Any:
         return self.inner.init_state(capacity)
 
     def prime(self, state: Any, tokens: Tensor, hidden: Tensor, taps: Tensor, pos: int) -> Any:
         return self.inner.prime(state, tokens, hidden, taps, pos)
+
+    def take_in(self, state: Any, feed: Feed) -> Any:
+        return self.inner.take_in(state, feed)
 
     def propose(self, state: Any, feed: Feed, sampling: Sampling) -> tuple[Tensor, Any]:
         _, state = self.inner.propose(state, feed, sampling)

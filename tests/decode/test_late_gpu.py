@@ -50,7 +50,7 @@ def test_stops_at_every_place_of_a_block(name, values):
     begin = map_tensors(torch.clone, opened.state)
     for p in range(1, 10):
         for kind in ("end token", "budget", "string", "cancelled"):
-            opened.state, opened.seen = map_tensors(torch.clone, begin), ()
+            opened.state, opened.seen = map_tensors(torch.clone, begin), []
             last = START + p
             if kind == "end token":
                 last = text.index(text[last], START + 1)
@@ -96,4 +96,4 @@ def test_the_loop_waits_for_nothing_but_a_finished_step(name, values, backend):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert made == text[START + 1 :][:60] and counts.stop == "length"
-        stream.state, stream.seen = state, ()
+        stream.state, stream.seen = state, []

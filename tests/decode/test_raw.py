@@ -40,7 +40,7 @@ def test_a_prompt_longer_than_a_chunk_is_read_whole():
     made = generate(m, Raw(), prompt.tolist(), sampling(), 8, (), 1024).tokens
     with torch.inference_mode():
         state = text.init_state(m.params, 1024, 1)
-        hidden, _, state = text.prefill(m.params, state, prompt)
+        hidden, _, state = text.prefill(m.params, state, prompt, m.ops)
         token = int(m.params.head.sequence(hidden[-1:])[0, :IDS].argmax())
         for expected in made:
             assert token == expected

@@ -88,15 +88,16 @@ def test_a_place_without_a_draft_ends_its_block(heat, late):
 class Turns(Stateless):
     """Three programs over one state, by what the host has read; keeps what it was shown."""
 
-    programs: list[Draft]
+    each: list[Draft]
     rows: int = 8
     name: str = "turns"
     shown: list[tuple[Seen, ...]] = field(default_factory=list)
 
     def pick(self, seen):
         self.shown.append(tuple(seen))
-        program = self.programs[sum(s.kept for s in seen) % len(self.programs)]
-        return program, 1 + (program.rows - 1) * (len(seen) % 3) // 2
+        steps = seen[1:]
+        program = self.each[sum(s.kept for s in steps) % len(self.each)]
+        return program, 1 + (program.rows - 1) * (len(steps) % 3) // 2
 
     def propose(self, state: None, feed: Feed, sampling: Sampling) -> tuple[Tensor, None]:
         raise AssertionError("only its programs run")
@@ -112,12 +113,17 @@ def test_programs_and_rows_follow_what_was_read(heat, late):
     stream = open_stream(model(), strategy, text[:LENGTH], sampling(heat, seed=4), CAPACITY)
     stream.late, counts = late, Counts()
     tokens = [t for tokens in advance(stream, counts, 40) for t in tokens]
-    assert tokens == text[LENGTH + 1 :][:40] and len(set(counts.proposed)) > 2
-    seen = [Seen(p + 1, a + 1) for p, a in zip(counts.proposed, counts.accepted, strict=True)]
-    assert list(stream.seen) == seen
+    assert tokens == text[LENGTH + 1 :][:40]
+    seen, place = [Seen(1, 1, tokens=(text[LENGTH],))], LENGTH + 1
+    each = zip(counts.proposed, counts.accepted, counts.kept, counts.ran, strict=True)
+    for proposed, accepted, kept, ran in each:
+        added = tuple(text[place : place + kept])
+        seen.append(Seen(proposed + 1, accepted + 1, ran, added))
+        place += kept
+    assert stream.seen == seen and len(set(counts.proposed)) > 2
     for shown in strategy.shown:
         assert list(shown) == seen[: len(shown)]
-    lags = {n - len(shown) for n, shown in enumerate(strategy.shown)}
+    lags = {n + 1 - len(shown) for n, shown in enumerate(strategy.shown)}
     assert late or lags == {0}
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tr.decode.step import Model
-from tr.decode.stream import Counts, advance, open_stream
+from tr.decode.stream import Counts, Stream, advance, open_stream
 from tr.decode.words import Words
 from tr.drafts.base import Draft
 from tr.model.sampling import Sampling
@@ -44,8 +44,20 @@ def answer(
     """
     began = time.perf_counter()
     stream = open_stream(model, draft, prompt, sampling, capacity)
-    first = int(stream.state.feed.anchor)
     counts.prefill_seconds = time.perf_counter() - began
+    yield from speak(stream, counts, max_tokens, eos, words, cancelled)
+
+
+def speak(
+    stream: Stream,
+    counts: Counts,
+    max_tokens: int,
+    eos: Sequence[int] = (),
+    words: Words | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Iterator[list[int]]:
+    """The answer to a prompt that was read: its first token, then each step's; fills `counts`."""
+    first = int(stream.state.feed.anchor)
     counts.tokens.append(first)
     if words is not None and words.push(first):
         counts.stop = "string"

@@ -21,7 +21,8 @@ from tr.model import text
 from tr.model.sampling import Sampling, check_bias
 from tr.tree import tree, typed
 
-CHUNK = 512  # prompt tokens a prefill call takes; a multiple of the delta rule's 64
+GRID = 64  # tokens by which the delta rule goes: a chunk of a prompt is a multiple of it
+CHUNK = 512  # prompt tokens read at once, where nothing else is asked for
 MAX_ENDS = 16  # end tokens that a text may have
 
 
@@ -52,17 +53,32 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A target ready to decode. `ids` real tokens; `compiled` is `step` through a jit backend."""
+    """A target ready to decode. `ids` real tokens; `compiled` is `step` through a jit backend.
+
+    `chunk`: tokens of a prompt that are read at once.
+    """
 
     params: text.Params
     ops: Ops
     ids: int
     compiled: Callable[..., tuple[Tensor, Tensor, State]]
+    chunk: int = CHUNK
 
     @classmethod
-    def build(cls, params: text.Params, ops: Ops, ids: int, backend: str = "eager") -> "Model":
+    def build(
+        cls,
+        params: text.Params,
+        ops: Ops,
+        ids: int,
+        backend: str = "eager",
+        chunk: int = CHUNK,
+    ) -> "Model":
+        if chunk < 1 or chunk % GRID:
+            raise ValueError(
+                f"prefill.chunk_tokens: expected a positive multiple of {GRID}, got {chunk}"
+            )
         device = params.norm.device
-        return cls(params, ops, ids, jit(step, backend, "state", ("sampling",), device))
+        return cls(params, ops, ids, jit(step, backend, "state", ("sampling",), device), chunk)
 
     def step(
         self, draft: Draft, state: State, sampling: Sampling, rows: int
@@ -71,13 +87,19 @@ class Model:
         return self.compiled(self, draft, state, sampling, rows)
 
 
-def init_state(model: Model, draft: Draft, capacity: int) -> State:
-    """Empty state for texts of up to `capacity` tokens, prompt and output together."""
+def init_state(
+    model: Model, draft: Draft, capacity: int, target: text.State | None = None
+) -> State:
+    """Empty state for texts of up to `capacity` tokens, prompt and output together.
+
+    `target`: the one of another draft of as many rows, which is shared; one of both is in use.
+    """
     if draft.rows > MAX_ROWS:
         raise ValueError(
             f"draft.tokens: at most {MAX_ROWS - 1} drafts a step, got {draft.rows - 1}"
         )
-    target = text.init_state(model.params, capacity, draft.rows)
+    if target is None:
+        target = text.init_state(model.params, capacity, draft.rows)
     norm = model.params.norm
     zero = torch.zeros((), dtype=torch.int64, device=norm.device)
     return State(
@@ -110,39 +132,94 @@ def set_stops(state: State, start: int, last: int, ends: Sequence[int]) -> None:
     stops.last.fill_(last)
 
 
+def cuts(pos: int, tokens: int, chunk: int, strict: bool = False) -> list[int]:
+    """Where the chunks end in which `tokens` tokens behind `pos` others are read, in order.
+
+    All but the last end on a multiple of 64, counted from the text's first token; no chunk is
+    longer than `chunk`. `strict`: on multiples of `chunk` itself. A prompt that goes on from one of
+    those is then read in the very calls that would have read it whole, which gives the same bits.
+    """
+    end, step = pos + tokens, chunk if strict else GRID
+    found = []
+    while pos < end:
+        pos = min((pos + chunk) // step * step, end)
+        found.append(pos)
+    return found
+
+
 def prefill(
-    model: Model, draft: Draft, state: State, prompt: Int64[Tensor, " tokens"], sampling: Sampling
+    model: Model,
+    draft: Draft,
+    state: State,
+    prompt: Int64[Tensor, " tokens"],
+    sampling: Sampling,
+    strict: bool = False,
 ) -> State:
     """Read the prompt after what `state` already holds and draw the first token, the new anchor.
 
-    `state` is donated. Raises ValueError for an empty prompt and one that leaves no room.
+    `state` is donated; `strict` as in `cuts`. Every token goes through prefill, as few as they may
+    be: a step's rows are never a prompt's. Raises ValueError for an empty prompt and one that
+    leaves no room.
     """
-    feed, target, kept = state.feed, state.target, state.draft
-    done, capacity = int(target.pos), len(feed.history) - 1
-    if len(prompt) == 0:
+    done, capacity = int(state.target.pos), len(state.feed.history) - 1
+    check_prompt(model, done, len(prompt), capacity, sampling)
+    ends = cuts(done, len(prompt), model.chunk, strict)
+    for start, stop in zip([done, *ends], ends, strict=False):
+        state = read(model, draft, state, prompt[start - done : stop - done], ends[-1])
+    return begin(model, state, sampling)
+
+
+def check_prompt(model: Model, done: int, tokens: int, capacity: int, sampling: Sampling) -> None:
+    """Refuse a prompt of `tokens` tokens behind `done` others that cannot be read or answered."""
+    if tokens == 0:
         raise ValueError("prompt: expected at least 1 token, got none; give a text")
-    if done + len(prompt) > capacity:
+    if done + tokens > capacity:
         raise ValueError(
-            f"prompt: {done + len(prompt)} tokens exceed the window of {capacity}; shorten the"
-            " prompt or raise kv.capacity_tokens"
+            f"prompt: {done + tokens} tokens exceed the window of {capacity}; shorten the prompt or"
+            " raise kv.capacity_tokens"
         )
     check_bias(sampling, model.ids)
-    for chunk in prompt.split(CHUNK):
-        pos = int(target.pos)
-        hidden, taps, target = text.prefill(model.params, target, chunk, draft.taps)
-        kept = draft.prime(kept, chunk, hidden, taps, pos)
-    logits = model.params.head.sequence(hidden[-1:])
-    if not finite(model, logits):
-        raise not_finite(int(target.pos))
-    feed.history[done : done + len(prompt)] = prompt
-    state.prompt.copy_(target.pos)
-    anchor = draw(model, logits, target.pos, sampling, prompt[-1:], state)[0]
-    feed.history[done + len(prompt)] = anchor
-    feed.hidden[0], feed.taps[0] = hidden[-1], taps[-1]
-    feed.anchor.copy_(anchor)
-    feed.pos.copy_(target.pos)
+
+
+def read(
+    model: Model, draft: Draft, state: State, tokens: Int64[Tensor, " tokens"], end: int
+) -> State:
+    """Read one chunk of a prompt; `state` is donated. `begin` then draws the text's next token.
+
+    The draft takes in what it will still see when it is first asked at `end`: the prompt's end, or
+    an earlier place where the text is to be taken up again.
+    """
+    feed, target, kept = state.feed, state.target, state.draft
+    pos, last = int(target.pos), len(tokens) - 1
+    if int(state.prompt) < pos < draft.reach - 1:  # where a further step would have taken them in
+        kept = draft.take_in(kept, feed)
+    first = max(0, end - draft.sight - pos)  # of the chunk's tokens, the first one in sight
+    seen = min(first, last)
+    taps = draft.taps if first <= last or pos + len(tokens) == end else ()
+    hidden, tapped, target = text.prefill(model.params, target, tokens, model.ops, taps, seen)
+    if first <= last:
+        kept = draft.prime(kept, tokens[first:], hidden[first:], tapped, pos + first)
+    feed.history[pos : pos + len(tokens)] = tokens
+    feed.hidden[0] = hidden[-1]
+    if taps:
+        feed.taps[0] = tapped[-1]
     feed.count.fill_(1)
+    feed.pos.copy_(target.pos)
+    state.prompt.copy_(target.pos)
     return replace(state, target=target, draft=kept)
+
+
+def begin(model: Model, state: State, sampling: Sampling) -> State:
+    """Draw the first token behind the prompt that was read, the new anchor; `state` is donated."""
+    feed, pos = state.feed, state.target.pos
+    logits = model.params.head.sequence(feed.hidden[:1], model.ops)
+    if not finite(model, logits):
+        raise not_finite(int(pos))
+    last = feed.history.index_select(0, pos[None] - 1)
+    anchor = draw(model, logits, pos, sampling, last, state)[0]
+    feed.history.index_copy_(0, pos[None], anchor[None])
+    feed.anchor.copy_(anchor)
+    return state
 
 
 def step(
