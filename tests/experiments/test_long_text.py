@@ -59,3 +59,11 @@ def test_a_sweep_over_contexts(tmp_path):
     assert list(found["raw, bf16"]) == ["0", "64"]
     assert found["raw, bf16"]["64"]["wall_fraction"] > 0 and found["mtp, fp8"]["64"]["ratio"] > 1
     assert record["simulated_acceptance"] and record["verdict"] is None
+
+
+def test_a_next_turn_costs_its_new_tokens(tmp_path):
+    small = ("params.contexts=[300]", "params.new=9", "params.answer=6", "params.turns=1")
+    found = record_of(tmp_path, "+exp=long_turn", *small)["figures"]["contexts"]["300"]
+    assert found["computed_tokens"] == 10  # the answer's last token too: no step has read it
+    assert found["reused_tokens"] == 300 + 2 * 6 + 9 - 1
+    assert 0 < found["ttft_ms"] <= found["ttft_max_ms"]
