@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.define import variant
+from kernels.gated_delta_absorb.reference import gated_delta_absorb as absorb
 from kernels.gated_delta_chunk import gated_norm, unit
 from kernels.precision import wide
 
@@ -28,26 +29,6 @@ def fake(
     eps: float,
 ) -> Tensor:
     return qkvz.new_empty(qkvz.shape[0], h.shape[0] * h.shape[2])
-
-
-def absorb(
-    h: Tensor,
-    tail: Tensor,
-    past_x: Tensor,
-    past_k: Tensor,
-    past_u: Tensor,
-    past_decay: Tensor,
-    pending: int,
-) -> None:
-    """Fold the first `pending` records into checkpoint h and the convolution's tail, in place."""
-    group = h.shape[0] // past_k.shape[1]
-    for i in range(pending):
-        k = past_k[i].repeat_interleave(group, 0)
-        h.mul_(past_decay[i][:, None, None])
-        h.add_(k[:, :, None] * past_u[i][:, None, :])
-    if pending:
-        window = torch.cat([tail, past_x[:pending]])
-        tail.copy_(window[-tail.shape[0] :])
 
 
 @variant("gated_delta_step", "reference", fake, MUTATES)

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.define import Support, variant
+from kernels.gated_delta_absorb.reference import gated_delta_absorb as absorb
 from kernels.gated_delta_chunk import unit
-from kernels.gated_delta_step.reference import MUTATES, absorb, fake, gated_norm
+from kernels.gated_delta_step.reference import MUTATES, fake, gated_norm
 from kernels.precision import wide
 
 LANES = 64

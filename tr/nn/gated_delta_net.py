@@ -15,7 +15,6 @@ from torch import Tensor
 
 from kernels.gated_delta_chunk import chunked, gated_norm, recurrent
 from kernels.gated_delta_chunk.reference import ready, silu_conv
-from kernels.gated_delta_step.reference import absorb
 from kernels.registry import Ops
 from tr.jit import fused
 from tr.nn.formats.dense import Dense, dense
@@ -153,7 +152,7 @@ def prefill(
 
     `state` is donated; afterwards nothing is pending.
     """
-    absorb(*_records(state), pending)
+    ops.gated_delta_absorb(*_records(state), pending)
     y = ops.gated_delta_chunk(
         params.in_qkvz.sequence(x, ops),
         params.in_ba.sequence(x, ops),
