@@ -51,14 +51,16 @@ def _absorb(
         tl.store(h_ptr + at, h, mask=mask)
     else:
         row = tl.arange(0, ROWS)[:, None]
-        col = (program - states) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        kept = (row < PAST) & (col < channels)
+        channel = (program - states) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        kept = (row < PAST) & (channel < channels)
         source = row + pending  # a row of the tail and the records behind it
-        old = tl.load(tail_ptr + source * channels + col, mask=kept & (source < PAST), other=0.0)
+        old = tl.load(
+            tail_ptr + source * channels + channel, mask=kept & (source < PAST), other=0.0
+        )
         new = kept & (source >= PAST)
-        new_rows = tl.load(x_ptr + (source - PAST) * channels + col, mask=new, other=0.0)
+        new_rows = tl.load(x_ptr + (source - PAST) * channels + channel, mask=new, other=0.0)
         tl.debug_barrier()  # the tail is read before it is written
-        tl.store(tail_ptr + row * channels + col, tl.where(new, new_rows, old), mask=kept)
+        tl.store(tail_ptr + row * channels + channel, tl.where(new, new_rows, old), mask=kept)
 
 
 @variant("gated_delta_absorb", "triton", fake, MUTATES, SUPPORT)
