@@ -50,8 +50,9 @@ class Right:
     """What a call must give: the reference's results, and its results on float64 arguments."""
 
     def __init__(self, operator: str, arguments: Sequence[Any]) -> None:
-        self.written, self.meaning = written(operator), BENCHES[operator].meaning
-        self.arguments = arguments
+        given = [i for i, a in enumerate(arguments) if a is not None]  # some may be left out
+        self.written = [i for i in written(operator) if i in given]
+        self.meaning, self.arguments = BENCHES[operator].meaning, arguments
         self.reference = VARIANTS[operator]["reference"]
         self.plain = self.results(self.reference, arguments)
         wide = [a.double() if _is_float(a) else a for a in arguments]

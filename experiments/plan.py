@@ -10,6 +10,7 @@ from typing import Any
 from tr.assemble import random_dflash2
 from tr.budget import budget, draft_bytes
 from tr.config import Config, Dflash2Draft, Kv, Quant
+from tr.nn.formats.kv.cache import FORMATS
 from tr.report.record import Outcome
 from tr.roofline import Plan, largest, plan
 
@@ -19,7 +20,7 @@ GIB = 2**30
 @dataclass
 class Options:
     weights: list[str] = field(default_factory=lambda: ["bf16", "int4_g128"])
-    kv: list[str] = field(default_factory=lambda: ["bf16", "fp8"])
+    kv: list[str] = field(default_factory=lambda: list(FORMATS))
     contexts: list[int] = field(default_factory=lambda: [0, 8192, 32768, 131072, 200000])
     rows: int = 1
     reserve_gib: float = 1.0  # of a card's memory that the driver and captured graphs take

@@ -10,14 +10,23 @@ from torch import Tensor
 
 from kernels import (  # noqa: F401  (importing an operator registers its variants)
     attention_decode,
+    attention_prefill,
     dflash_attention,
     dflash_conv,
     dflash_select,
+    gated_delta_absorb,
+    gated_delta_chunk,
     gated_delta_step,
     int4_matmul,
+    int4_restore,
+    kv_restore,
+    kvarn_attention,
+    kvarn_pack,
+    kvarn_store,
     matmul,
     penalize,
     qk_rope_store,
+    quantise_rows,
     rms_norm,
     sample,
     silu_mul,
@@ -44,14 +53,23 @@ class Ops:
     int4_matmul_beside: PairOp
     int4_add_norm: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
     int4_gate_up: PairOp
+    int4_restore: Callable[..., None]
+    quantise_rows: PairOp
     rms_norm: TensorOp
     rms_norm_plain: TensorOp
     add_rms_norm: PairOp
     unfold_norm: TensorOp
     silu_mul: TensorOp
     gated_delta_step: TensorOp
+    gated_delta_absorb: Callable[..., None]
+    gated_delta_chunk: TensorOp
     qk_rope_store: PairOp
     attention_decode: TensorOp
+    attention_prefill: TensorOp
+    kv_restore: Callable[..., None]
+    kvarn_store: PairOp
+    kvarn_pack: Callable[..., None]
+    kvarn_attention: TensorOp
     penalize: TensorOp
     sample: TensorOp
     dflash_embed: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]

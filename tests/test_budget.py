@@ -26,7 +26,7 @@ def nbytes(*trees) -> int:
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
-@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+@pytest.mark.parametrize("kv", ["bf16", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("quant", ["bf16", "int4_g128"])
 def test_the_plan_holds_what_the_run_allocates(quant, kv, tied):
     """Of a model whose matrices fill whole tiles and of one whose head does not."""
@@ -44,8 +44,19 @@ def test_the_plan_holds_what_the_run_allocates(quant, kv, tied):
         counters = 2 * 8
         held = nbytes(made.model.params, made.mtp, state.target, state.draft.cache) - counters
         assert said == pytest.approx(held, rel=1e-9)
-        cache = 2 * cache_rows(700) * 64 * (1 if kv == "fp8" else 2)
+        row = {"bf16": 64 * 2, "fp8": 64, "int8": 64 + 4, "int4": 32 + 4}[kv]
+        cache = 2 * cache_rows(700) * row
         assert items["key-value cache"] == cache and items["MTP cache"] == cache
+
+
+@pytest.mark.parametrize("own, row", [("same", 32 + 4), ("bf16", 128), ("int8", 64 + 4)])
+def test_the_mtp_head_s_cache_has_a_format_of_its_own(own, row):
+    config = load([*BASE, "kv=int4", "draft=mtp", f"draft.kv={own}", "kernel=reference"])
+    made = assemble(config, 700)
+    items = {i.name: i.held for i in budget(config, made.shape, 700, 0.0, 2.0).items}
+    assert items["key-value cache"] == 2 * cache_rows(700) * 36
+    assert items["MTP cache"] == 2 * cache_rows(700) * row
+    assert nbytes(made.draft(config).init_state(700).cache) == items["MTP cache"]
 
 
 @pytest.mark.parametrize("quant", ["bf16", "int4_g128"])

@@ -21,18 +21,20 @@ def picked(*args: str, target: Target = HOPPER, capacity: int = 8192) -> tuple[O
 
 def test_sizes_name_operators_and_what_int4_takes():
     shape = load([*BASE, "model=qwen3_8_27b"]).model.spec()
-    found = sizes(shape, "int4_g128", "fp8", 200_000)
+    found = sizes(shape, "int4_g128", ["fp8", "bf16"], 200_000)
     assert set(found) <= {f.name for f in dataclasses.fields(Ops)}
     pairs = {(size["n"], size["k"]) for size in found["int4_matmul"]}
     assert {(16384, 5120), (5120, 17408), (248320, 5120), (5120, 10240)} <= pairs
+    head = {"d_head": 256, "rotary": 64, "capacity": 200_192}
     assert found["attention_decode"] == [
-        {"d_head": 256, "rotary": 64, "float8": 1, "capacity": 200_192}
+        {**head, "float8": 1, "narrow d_head": 256},
+        {**head, "float8": 0},
     ]
     assert found["gated_delta_step"][0]["channels"] == 10240
-    assert sizes(shape, "bf16", "bf16", 10)["int4_matmul"] == []
+    assert sizes(shape, "bf16", ["bf16"], 10)["int4_matmul"] == []
 
 
-@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+@pytest.mark.parametrize("kv", ["bf16", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("model", ["smoke", "tiny", "qwen3_8_27b"])
 def test_a_hopper_card_takes_every_operator_without_a_fallback(model, kv):
     ops, warnings = picked(f"model={model}", "quant=int4_g128", f"kv={kv}")
@@ -43,7 +45,26 @@ def test_a_hopper_card_takes_every_operator_without_a_fallback(model, kv):
 @pytest.mark.parametrize(
     "args, target, complaint",
     [
-        (["kv=fp8"], AMPERE, "kv=fp8 needs compute capability 8.9, this is cuda 8.6; use kv=bf16"),
+        (
+            ["kv=fp8"],
+            AMPERE,
+            "kv=fp8 needs compute capability 8.9, this is cuda 8.6; use kv=int8 or kv=bf16",
+        ),
+        (
+            ["kv=int8", "draft=mtp", "draft.kv=fp8"],
+            AMPERE,
+            "draft.kv=fp8 needs compute capability 8.9, .*; use draft.kv=int8 or draft.kv=bf16",
+        ),
+        (
+            ["model=smoke", "model.d_head=32", "kv=int8", "kernel=triton"],
+            HOPPER,
+            "narrow d_head to be a power of two from 64 on, got 32; use kernel.attention_decode=",
+        ),
+        (
+            ["model=smoke", "model.d_head=24", "kv=int4"],
+            Target(),
+            "kv=int4 needs heads whose width is a power of two from 16 on, got 24; use kv=int8",
+        ),
         (
             ["kv=fp8", "kernel=triton"],
             AMPERE,
@@ -96,10 +117,15 @@ def test_auto_falls_back_with_a_warning():
     assert {w.split()[0] for w in warnings} == {
         "kernel.attention_decode=triton",
         "kernel.attention_decode=tile",
+        "kernel.attention_prefill=gluon",
+        "kernel.attention_prefill=triton",
+        "kernel.kv_restore=triton",
         "kernel.qk_rope_store=triton",
     }
     ops, warnings = picked("kv=fp8", "kernel.attention_decode=tile", target=AMPERE)
     assert warnings == ()
+    for kv in ("int8", "int4"):
+        assert picked(f"kv={kv}", target=AMPERE)[1] == ()
 
 
 def test_a_fast_choice_that_an_operator_lacks_is_a_warning():

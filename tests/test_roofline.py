@@ -67,7 +67,9 @@ def test_a_table_names_what_is_held(shape):
     assert lines[-1].split()[0] == "total"
 
 
-@pytest.mark.parametrize("kv, per_token", [("bf16", 65_536), ("fp8", 32_768)])
+@pytest.mark.parametrize(
+    "kv, per_token", [("bf16", 65_536), ("fp8", 32_768), ("int8", 33_280), ("int4", 16_896)]
+)
 def test_cache_bytes_grow_by_the_token(shape, kv, per_token):
     empty, full = plan(shape, "int4_g128", kv, 0), plan(shape, "int4_g128", kv, 200_000)
     assert full.moved - empty.moved == 200_000 * per_token

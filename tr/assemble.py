@@ -14,10 +14,22 @@ from kernels.int4_matmul.layout import GROUP
 from kernels.matmul.tile import resident_dtype
 from kernels.registry import Ops, select
 from tr.budget import check
+from tr.checkpoint import survey
 from tr.checkpoint.hub import resolve
-from tr.checkpoint.load import Arrive, load_into, load_target, read_shape, skeleton
-from tr.checkpoint.metadata import read_json
+from tr.checkpoint.imports.declared import read_scheme
+from tr.checkpoint.imports.gguf import is_gguf
+from tr.checkpoint.load import (
+    Arrive,
+    Found,
+    load_into,
+    load_target,
+    open_target,
+    read_shape,
+    skeleton,
+)
+from tr.checkpoint.metadata import read_json, stored_dtype
 from tr.checkpoint.names import dflash2_table
+from tr.checkpoint.survey import Size
 from tr.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from tr.config import (
     DEPTH,
@@ -30,6 +42,7 @@ from tr.config import (
     DraftHead,
     LookupDraft,
     MtpDraft,
+    Quant,
     RandomWeights,
     Run,
     Weights,
@@ -37,8 +50,9 @@ from tr.config import (
 from tr.config import Draft as DraftChoice
 from tr.decode.step import Model
 from tr.drafts import dflash2_net
+from tr.drafts.adaptive import Adaptive, Costs
 from tr.drafts.auto import Auto
-from tr.drafts.base import Draft
+from tr.drafts.base import Draft, Stateless
 from tr.drafts.chain import Chain
 from tr.drafts.dflash2 import Dflash2
 from tr.drafts.dflash2_lookup import Dflash2Lookup
@@ -52,12 +66,15 @@ from tr.model.config import ModelConfig
 from tr.model.sampling import Sampling, sampling
 from tr.nn import attention
 from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.int4 import Int4
+from tr.nn.formats.many import Many
 from tr.nn.formats.matrix import Make, Matrix
 from tr.nn.rope import rope
 from tr.operators import operators
 from tr.quant import rtn
 
 T = TypeVar("T")
+INT4 = Quant(format="int4_g128")
 EMBEDDED = Path(__file__).parent / "assets" / "tiny"
 
 
@@ -89,7 +106,8 @@ class Assembly:
                     f"draft=mtp: {self.folder} has no mtp.* tensors; use draft=dflash2"
                 )
             head, noise = self._head(chosen.head), chosen.noise == "shared"
-            return Mtp(self.mtp, target, self.ops, chosen.tokens, head, chosen.least, noise=noise)
+            own = self.mtp if chosen.kv == "same" else cached(self.mtp, chosen.kv)
+            return Mtp(own, target, self.ops, chosen.tokens, head, chosen.least, noise=noise)
         if isinstance(chosen, LookupDraft):
             return Lookup(chosen.tokens, chosen.ngram_min, chosen.ngram_max)
         if isinstance(chosen, Dflash2Draft):
@@ -106,10 +124,29 @@ class Assembly:
         if isinstance(chosen, AutoDraft):
             decode = partial(self.tokenizer.decode, special=False)  # a template is no content
             cjk, other = (self.draft(dataclasses.replace(config, draft=p)) for p in chosen.parts())
+            if chosen.adapt:
+                cjk, other = self._adaptive(chosen, config, cjk, other)
             return Auto(cjk, other, chosen.share, decode)
         if chosen.strategy == "raw":
             return Raw()
         raise ValueError(f"draft={chosen.strategy} needs a recorded text; run it in an experiment")
+
+    def _adaptive(
+        self, chosen: AutoDraft, config: Run, cjk: Draft, other: Draft
+    ) -> tuple[Draft, Draft]:
+        """Both as they run step by step; what keeps no state of a text stays as it is."""
+        kind = self.model.params.norm.device.type
+        pace = chosen.pace(config.device.name, kind, config.weights.source)
+        costs = Costs(pace.dflash2, pace.dflash2_lookup, pace.mtp, tuple(pace.copy.items()))
+        rival = None
+        if pace.rival not in ("", chosen.other):
+            rival = self.draft(dataclasses.replace(config, draft=chosen.choices[pace.rival]))
+        own = costs, kind == "cuda", chosen.ngram_min, chosen.ngram_max
+
+        def adapt(draft: Draft, rival: Draft | None) -> Draft:
+            return draft if isinstance(draft, Stateless) else Adaptive(draft, rival, *own)
+
+        return adapt(cjk, None), adapt(other, None if isinstance(rival, Stateless) else rival)
 
     def _head(self, chosen: DraftHead) -> Head:
         """The rows of the target's output matrix that a draft reads."""
@@ -150,24 +187,30 @@ def assemble(config: Run, capacity: int | None = None) -> Assembly:
     folder = _folder(source)
     shape = config.model.spec() if folder is None else read_shape(folder)
     tokens = min(capacity or config.kv.capacity_tokens, shape.max_positions)
-    ops, warnings = operators(config, shape, tokens, Target.of(device))
+    sizes = _sizes(config, folder)
+    coded = any(size.tiles for size in sizes.values())
+    as_held = dataclasses.replace(config, quant=INT4) if coded else config
+    ops, warnings = operators(as_held, shape, tokens, Target.of(device))
+    chunk = config.prefill.tokens(device)
     wide = device.type == "cpu" and ops.matmul is select("tile").matmul
     element = resident_dtype(torch.bfloat16).itemsize if wide else 2
-    check(config, shape, tokens, _draft_shape(config.draft, shape, folder), element)
+    known = {name: size.nbytes(element) for name, size in sizes.items()}
+    check(as_held, shape, tokens, _draft_shape(config.draft, shape, folder), element, known)
     if folder is None:
         generator = torch.Generator(device).manual_seed(_seed(source))
         make = _make(config)
         params = text.init(shape, generator, torch.bfloat16, make)
         head = mtp.init(shape, generator, torch.bfloat16, make) if shape.mtp_layers else None
         params, head = hold(params, config, wide), hold(head, config, wide)
-        model = Model.build(params, ops, shape.vocab, config.jit.backend)
+        model = Model.build(params, ops, shape.vocab, config.jit.backend, chunk)
         return Assembly(model, head, (), ops, shape, warnings)
 
     def arrive(name: str, x: Dense) -> Matrix:
         made = rtn.arrive(name, x) if _packed(config) else x
         return resident(made) if wide else made
 
-    loaded = load_target(folder, device, arrive=arrive)
+    requantise = rtn.arrive if requantises(config) else None
+    loaded = load_target(folder, device, _dtype(folder), arrive=arrive, requantise=requantise)
     tokenizer = load_tokenizer(folder)
     if tokenizer.count > shape.vocab:
         raise ValueError(
@@ -175,7 +218,7 @@ def assemble(config: Run, capacity: int | None = None) -> Assembly:
             " rows; take both from one checkpoint"
         )
     params, head = hold(loaded.params, config, wide), hold(loaded.mtp, config, wide)
-    model = Model.build(params, ops, tokenizer.count, config.jit.backend)
+    model = Model.build(params, ops, tokenizer.count, config.jit.backend, chunk)
     return Assembly(
         model, head, loaded.eos, ops, shape, loaded.warnings + warnings, folder, tokenizer
     )
@@ -189,7 +232,44 @@ def _folder(source: Weights) -> Path | None:
 
 
 def _packed(config: Run) -> bool:
-    return config.quant.format == "int4_g128"
+    packed = config.quant.format == "int4_g128"
+    if packed and config.quant.method != "rtn":
+        raise ValueError(
+            f"quant.method={config.quant.method} makes a checkpoint: run +exp=quantize with it, then"
+            " weights=checkpoint weights.path=FOLDER"
+        )
+    return packed
+
+
+def requantises(config: Run) -> bool:
+    """Whether what a checkpoint stores quantised becomes int4 whatever it takes."""
+    source = config.weights
+    asked = isinstance(source, CheckpointWeights) and source.requantise == "int4_g128"
+    return asked or _packed(config)
+
+
+def _dtype(folder: Path) -> torch.dtype | None:
+    """The dtype to load in: a checkpoint's own, but no operator takes float16."""
+    own = stored_dtype(read_json(folder / "config.json"))
+    return torch.bfloat16 if own == torch.float16 else None
+
+
+def _sizes(config: Run, folder: Path | None) -> dict[str, Size]:
+    """What the large matrices of a quantised checkpoint are held as; nothing for another one."""
+    if not isinstance(config.weights, CheckpointWeights) or folder is None:
+        return {}
+    if not is_gguf(folder) and not read_scheme(folder, read_json(folder / "config.json")).method:
+        return {}
+    found = read_found(config)[1]
+    return survey.sizes(found, requantises(config), _packed(config))
+
+
+def read_found(config: Run) -> tuple[Path, Found]:
+    """The folder of `config`'s weights, and what is in it, of which nothing is read yet."""
+    folder = _folder(config.weights)
+    if folder is None:
+        raise ValueError("weights=random has no files; use weights=checkpoint weights.path=FOLDER")
+    return folder, open_target(folder, _dtype(folder))
 
 
 def _make(config: Run) -> Make:
@@ -209,20 +289,29 @@ def hold(params: T, config: Run, wide: bool) -> T:
     """
     if _packed(config):
         params, _ = rtn.quantise_all(params)
-    if config.kv.format == "fp8":
-        params = cached(params, torch.float8_e4m3fn)
+    params = cached(params, config.kv.format)
+    params = read_as(params, Many(config.prefill.activations, config.prefill.scratch_mib << 20))
     return resident(params) if wide else params
 
 
-def cached(params: T, dtype: torch.dtype) -> T:
-    """`params` whose attention layers cache keys and values in `dtype`."""
+def cached(params: T, kv: str) -> T:
+    """`params` whose attention layers cache keys and values in the format of that name."""
 
     def convert(x: Any) -> Any:
         if not isinstance(x, attention.Params):
             return x
-        return dataclasses.replace(x, spec=dataclasses.replace(x.spec, cache=dtype))
+        return dataclasses.replace(x, spec=dataclasses.replace(x.spec, cache=kv))
 
     return pytree.tree_map(convert, params, is_leaf=lambda x: isinstance(x, attention.Params))
+
+
+def read_as(params: T, many: Many) -> T:
+    """`params` whose int4 matrices multiply a prompt's tokens as `many` says."""
+
+    def convert(x: Any) -> Any:
+        return dataclasses.replace(x, many=many) if isinstance(x, Int4) else x
+
+    return pytree.tree_map(convert, params, is_leaf=lambda x: isinstance(x, Int4))
 
 
 def resident(params: T) -> T:

@@ -1,16 +1,18 @@
 """Whether a run fits the memory that its device has free: asked before anything is loaded."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from tr.checkpoint.load import skeleton
 from tr.config import MtpDraft, Run
-from tr.decode.step import CHUNK
 from tr.drafts import dflash2, dflash2_net
 from tr.model.config import ModelConfig
 from tr.model.text import cache_rows
+from tr.nn.formats.kv.cache import bytes_per_token
 from tr.roofline import Item, Plan, matrix_bytes, mtp_items, plan, require, workspace
 from tr.tree import tensors
 
@@ -18,19 +20,33 @@ GRAPHS = 2.0**29  # compiled code and captured graphs of a few row counts, on CU
 MEMINFO = Path("/proc/meminfo")
 
 
-def budget(config: Run, shape: ModelConfig, capacity: int, draft: float, element: float) -> Plan:
+def budget(
+    config: Run,
+    shape: ModelConfig,
+    capacity: int,
+    draft: float,
+    element: float,
+    known: Mapping[str, float] | None = None,
+) -> Plan:
     """What a run of `config` holds with caches for `capacity` tokens, buffers included.
 
     `draft`: bytes of a block draft. `element`: of an unquantised matrix's weight as it is held.
+    `known`: bytes of items that are not what `config` alone would make them.
     """
     quant, kv, rows = config.quant.format, config.kv.format, cache_rows(capacity)
     items = plan(shape, quant, kv, capacity=rows, element=element).items
-    chains = [d.tokens for d in config.draft.parts() if isinstance(d, MtpDraft)]
-    chained = cache_rows(capacity + max(chains)) if chains else 0
-    items += mtp_items(shape, quant, kv, chained, element)
+    chains = [d for d in config.draft.parts() if isinstance(d, MtpDraft)]
+    chained = cache_rows(capacity + max(d.tokens for d in chains)) if chains else 0
+    held = [kv if d.kv == "same" else d.kv for d in chains] or [kv]
+    widest = max(held, key=lambda kv: bytes_per_token(kv, shape.kv_heads, shape.d_head))
+    items += mtp_items(shape, quant, widest, chained, element)
     items += (Item("draft head", head_bytes(config, shape, element)),)
-    items += Item("DFlash2 draft", draft), workspace(shape, quant, capacity, min(CHUNK, capacity))
-    return Plan(items)
+    device = config.device.resolve()
+    chunk = min(config.prefill.tokens(device), capacity)
+    scratch = config.prefill.scratch_mib << 20 if device.type == "cuda" else None
+    items += Item("DFlash2 draft", draft), workspace(shape, quant, capacity, chunk, scratch)
+    known = known or {}
+    return Plan(tuple(replace(item, held=known.get(item.name, item.held)) for item in items))
 
 
 def head_bytes(config: Run, shape: ModelConfig, element: float) -> float:
@@ -54,7 +70,12 @@ def draft_bytes(c: dflash2_net.Config, quant: str) -> float:
 
 
 def check(
-    config: Run, shape: ModelConfig, capacity: int, draft: dflash2_net.Config | None, element: float
+    config: Run,
+    shape: ModelConfig,
+    capacity: int,
+    draft: dflash2_net.Config | None,
+    element: float,
+    known: Mapping[str, float] | None = None,
 ) -> Plan:
     """The budget, or ValueError with its table and the largest capacity that would fit."""
     device, drafting = config.device.resolve(), 0.0
@@ -62,7 +83,7 @@ def check(
         drafting = draft_bytes(draft, config.quant.format)
     free = free_bytes(device, config.device.memory_gib)
     return require(
-        lambda tokens: budget(config, shape, tokens, drafting, element),
+        lambda tokens: budget(config, shape, tokens, drafting, element, known),
         min(capacity, shape.max_positions),
         shape.max_positions,
         free - GRAPHS if device.type == "cuda" else free,

@@ -21,13 +21,16 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a typing error should no
 T = TypeVar("T")
 PLANNED = {  # names that a later stage builds: refused as such, not as typing errors
     "quant": (),
-    "quant.method": ("mse", "gptq"),
-    "kv": ("int8", "int4", "kvarn"),
+    "kv": (),
     "kernel": (),
     "draft": (),
     "jit": ("tensorrt",),
 }
+QUANT_METHODS = ("rtn", "mse", "gptq", "gptaq", "tuned", "rounded")
+KV_FORMATS = ("bf16", "fp8", "int8", "int4", "kvarn", "kvarn_v4")
 DEPTH = 64  # layers of the target that draft.random.taps are stated for
+GRID = 64  # tokens by which the delta rule goes
+MOST_TOKENS = 32768  # of a chunk
 VERIFY_ROWS = 16  # the most rows one verify step takes: an anchor and 15 draft tokens
 
 
@@ -114,16 +117,22 @@ class EmbeddedWeights(Weights):
 
 @dataclass
 class CheckpointWeights(Weights):
-    """A folder (`path`), or a hub repository (`repo` at `revision`)."""
+    """A folder (`path`), or a hub repository (`repo` at `revision`).
+
+    Quantised matrices are held by their own codes where int4 tiles give the same numbers, else as
+    numbers; `requantise=int4_g128`: as int4 all the same, as with quant=int4_g128.
+    """
 
     source: str = "checkpoint"
     path: str = ""
     repo: str = ""
     revision: str = "main"
+    requantise: str = "never"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.path = expanduser(self.path)
+        check_choice("weights.requantise", self.requantise, ("never", "int4_g128"))
         if bool(self.path) == bool(self.repo):
             given = "both" if self.path else "neither"
             raise ValueError(
@@ -140,14 +149,36 @@ class RandomWeights(Weights):
 
 @dataclass
 class Quant:
-    """What matrices are held as; `method` says how their codes are found, where there are any."""
+    """What matrices are held as; `method` says how their codes are found, where there are any.
+
+    rtn at load; +exp=quantize makes a checkpoint by any. rtn: by the ends of a group's weights;
+    mse: by the range of least error; gptq: each error carried on to later inputs; gptaq: that
+    toward the unquantised model's outputs; tuned and rounded: then scales, minimums, norms (and
+    codes) by the KL divergence of the whole model.
+    `search`: of gptq's ranges: none, plain, hessian (weighted by what an error costs). `damp`: of
+    the Hessian, in mean diagonals. `ordered`: inputs of most power first, groups whole. The
+    embedding stays in bf16; `head` and `mtp` go by the method (same) or stay too (bf16); a `draft`
+    goes by rtn or mse or stays.
+    """
 
     format: str = MISSING
     method: str = "rtn"
+    search: str = "hessian"
+    damp: float = 0.01
+    ordered: bool = True
+    head: str = "same"
+    mtp: str = "same"
+    draft: str = "bf16"
 
     def __post_init__(self) -> None:
         check_choice("quant.format", self.format, ("bf16", "int4_g128"), PLANNED["quant"])
-        check_choice("quant.method", self.method, ("rtn",), PLANNED["quant.method"])
+        check_choice("quant.method", self.method, QUANT_METHODS)
+        check_choice("quant.search", self.search, ("none", "plain", "hessian"))
+        check_choice("quant.head", self.head, ("same", "bf16"))
+        check_choice("quant.mtp", self.mtp, ("same", "bf16"))
+        check_choice("quant.draft", self.draft, ("bf16", "rtn", "mse"))
+        if not 0 < self.damp <= 1:
+            raise ValueError(f"quant.damp must lie in (0, 1], got {self.damp:g}")
 
 
 @dataclass
@@ -156,11 +187,42 @@ class Kv:
 
     format: str = MISSING
     capacity_tokens: int = 8192
+    value_bits: int = 2  # of kvarn, 2 or 4: format=kvarn with 4 is kvarn_v4
 
     def __post_init__(self) -> None:
-        check_choice("kv.format", self.format, ("bf16", "fp8"), PLANNED["kv"])
+        check_choice("kv.format", self.format, KV_FORMATS, PLANNED["kv"])
+        check_choice("kv.value_bits", str(self.value_bits), ("2", "4"))
+        if (self.format, self.value_bits) == ("kvarn", 4):
+            self.format = "kvarn_v4"
         if self.capacity_tokens < 1:
             raise ValueError(f"kv.capacity_tokens must be positive, got {self.capacity_tokens}")
+
+
+@dataclass
+class Prefill:
+    """How prompts are read, `chunk_tokens` at a time; 0: 512 on a CPU, 4096 on a GPU.
+
+    int4 weights meet many tokens as bf16 numbers, of which at most `scratch_mib` are restored at
+    once, or as 8-bit ones, where `activations` are.
+    """
+
+    activations: str = MISSING
+    chunk_tokens: int = 0
+    scratch_mib: int = 512
+
+    def __post_init__(self) -> None:
+        check_choice("prefill.activations", self.activations, ("bf16", "int8", "fp8"))
+        if self.chunk_tokens % GRID or not 0 <= self.chunk_tokens <= MOST_TOKENS:
+            raise ValueError(
+                f"prefill.chunk_tokens must be a multiple of {GRID} up to {MOST_TOKENS}, or 0 for"
+                f" the device's own, got {self.chunk_tokens}"
+            )
+        if self.scratch_mib < 1:
+            raise ValueError(f"prefill.scratch_mib must be positive, got {self.scratch_mib}")
+
+    def tokens(self, device: "torch.device") -> int:
+        """Tokens of a chunk on a device."""
+        return self.chunk_tokens or (4096 if device.type == "cuda" else 512)
 
 
 @dataclass
@@ -173,14 +235,23 @@ class Kernel:
     int4_matmul_beside: str = ""
     int4_add_norm: str = ""
     int4_gate_up: str = ""
+    int4_restore: str = ""
+    quantise_rows: str = ""
     rms_norm: str = ""
     rms_norm_plain: str = ""
     add_rms_norm: str = ""
     unfold_norm: str = ""
     silu_mul: str = ""
     gated_delta_step: str = ""
+    gated_delta_absorb: str = ""
+    gated_delta_chunk: str = ""
     qk_rope_store: str = ""
     attention_decode: str = ""
+    attention_prefill: str = ""
+    kv_restore: str = ""
+    kvarn_store: str = ""
+    kvarn_pack: str = ""
+    kvarn_attention: str = ""
     penalize: str = ""
     sample: str = ""
     dflash_embed: str = ""
@@ -267,10 +338,12 @@ class MtpDraft(Draft):
     least: int = 0
     head: DraftHead = field(default_factory=DraftHead)
     noise: str = "shared"  # when sampling: the target's own, or none (the likeliest tokens)
+    kv: str = "same"  # format of the head's cache; same: as the target's
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("draft.noise", self.noise, NOISE)
+        check_choice("draft.kv", self.kv, ("same", "bf16", "fp8", "int8", "int4"))
         check_range("draft.least", self.least, 0, self.tokens)
 
 
@@ -374,23 +447,68 @@ class ChainDraft(Dflash2LookupDraft):
 
 
 @dataclass
+class Pace:
+    """What steps cost, in raw ones: by their draft, copied ones by their rows.
+
+    `rival`: which of `choices` is tried beside `other`; empty: none.
+    """
+
+    dflash2: float = MISSING
+    dflash2_lookup: float = MISSING
+    mtp: float = MISSING
+    copy: dict[int, float] = field(default_factory=dict)
+    rival: str = ""
+
+    def __post_init__(self) -> None:
+        for rows in self.copy or [0]:
+            check_range("draft.paces.*.copy: rows", rows, 2, VERIFY_ROWS)
+        costs = (self.dflash2, self.dflash2_lookup, self.mtp, *self.copy.values())
+        if min(costs) <= 0:
+            raise ValueError(f"draft.paces.*: a step's cost must be positive, got {min(costs)}")
+
+
+@dataclass
 class AutoDraft(Draft):
-    """Two of `choices` by name: `cjk` where that `share` of a prompt is Chinese and the like."""
+    """Two of `choices` by name: `cjk` where that `share` of a prompt is Chinese and the like.
+
+    `adapt`: each step then runs what is worth most by `paces`, that draft or a copied step, which
+    looks for n-grams as `lookup` does. Paces are named by the device or its kind, cpu or cuda, with
+    the source of the weights behind it or without: the first of h200_random, cuda_random, h200 and
+    cuda.
+    """
 
     strategy: str = "auto"
     cjk: str = MISSING
     other: str = MISSING
     share: float = MISSING
+    adapt: bool = MISSING
+    ngram_min: int = MISSING
+    ngram_max: int = MISSING
+    paces: dict[str, Pace] = field(default_factory=dict)
     choices: dict[str, Draft] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("draft.share", self.share, 0, 1)
+        check_ngrams(self.ngram_min, self.ngram_max)
         for key in ("cjk", "other"):
             check_choice(f"draft.{key}", getattr(self, key), self.choices)
+        for device, pace in self.paces.items():
+            check_choice(f"draft.paces.{device}.rival", pace.rival, ("", *self.choices))
 
     def parts(self) -> list[Draft]:
         return [self.choices[self.cjk], self.choices[self.other]]
+
+    def pace(self, device: str, kind: str, source: str) -> Pace:
+        """The one for weights of that source on a device; raises ValueError without one."""
+        names = (f"{device}_{source}", f"{kind}_{source}", device, kind)
+        for name in names:
+            if name in self.paces:
+                return self.paces[name]
+        raise ValueError(
+            f"draft.paces has none of {', '.join(names)}; take the step times of +exp=draft_compare"
+            " for one, or draft.adapt=false"
+        )
 
 
 @dataclass
@@ -535,6 +653,7 @@ class Run:
     weights: Weights = MISSING
     quant: Quant = MISSING
     kv: Kv = MISSING
+    prefill: Prefill = MISSING
     kernel: Kernel = MISSING
     draft: Draft = MISSING
     jit: Jit = MISSING
@@ -592,6 +711,7 @@ GROUPS: dict[str, dict[str, type]] = {  # group -> schema name -> dataclass
     },
     "quant": {"schema": Quant},
     "kv": {"schema": Kv},
+    "prefill": {"schema": Prefill},
     "kernel": {"schema": Kernel},
     "draft": {
         "raw_schema": RawDraft,

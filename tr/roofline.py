@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 from kernels.define import MAX_ROWS
 from kernels.int4_matmul.layout import GROUP, ROWS
+from kernels.kvarn import RING, TILE
 from tr.model.config import FULL, LINEAR, ModelConfig
 from tr.nn.formats import int4
+from tr.nn.formats.kv.cache import FORMATS, bytes_beside, bytes_per_token
+from tr.nn.formats.kv.spans import SPAN
 
 BITS = {"bf16": 16.0, "int4_g128": 4.25}  # per weight, scales and minimums included
-KV_BYTES = {"bf16": 2.0, "fp8": 1.0}  # per element of a cached key or value
+EXACT = TILE + RING  # rows that a kvarn cache keeps in fp16
 RESTORING = 13.0  # bytes per int4 weight while a block of them is restored for a prompt
 
 
@@ -110,8 +113,8 @@ def plan(
     """
     if weights not in BITS:
         raise ValueError(f"quant: expected {' or '.join(BITS)}, got {weights!r}")
-    if kv not in KV_BYTES:
-        raise ValueError(f"kv: expected {' or '.join(KV_BYTES)}, got {kv!r}")
+    if kv not in FORMATS:
+        raise ValueError(f"kv: expected {' or '.join(FORMATS)}, got {kv!r}")
     held_tokens = context if capacity is None else capacity
     items = []
     for name, shape in c.matrices.items():
@@ -133,14 +136,26 @@ def plan(
     record = 4.0 * (c.k_heads * c.d_k + c.v_heads * c.d_v + c.v_heads) + 2.0 * channels
     tail = 2.0 * (c.conv_width - 1) * channels
     items.append(Item("records of rows", linear * (MAX_ROWS * record + tail)))
-    per_token = full * kv_bytes(c, kv)
+    per_token = full * bytes_per_token(kv, c.kv_heads, c.d_head)
     items.append(Item("key-value cache", held_tokens * per_token, (context + rows) * per_token))
+    beside = full * bytes_beside(kv, c.kv_heads, c.d_head)
+    items.append(Item("exact rows beside it", beside, beside * min(1.0, (context + rows) / EXACT)))
     return Plan(tuple(items))
 
 
-def kv_bytes(c: ModelConfig, kv: str) -> float:
-    """Bytes of one token's keys and values in one attention layer."""
-    return 2 * c.kv_heads * c.d_head * KV_BYTES[kv]
+def prefill_flops(c: ModelConfig, tokens: int, before: int = 0) -> float:
+    """Operations of matrices and attention for `tokens` prompt tokens behind `before` others.
+
+    A multiply-add counts as two; a token attends to itself and what is before it; logits are
+    wanted of the last token alone. Convolutions, the delta rule and norms are left out.
+    """
+    found = dict(c.matrices)
+    _, vocab, width = found.pop("lm_head")
+    weights = sum(count * n * k for count, n, k in found.values())
+    weights += c.layer_types.count(LINEAR) * 2 * c.v_heads * c.d_model
+    pairs = tokens * before + tokens * (tokens + 1) / 2
+    attention = c.layer_types.count(FULL) * 2 * c.heads * c.d_head * pairs
+    return 2.0 * (tokens * weights + vocab * width + attention)
 
 
 def mtp_items(
@@ -151,22 +166,33 @@ def mtp_items(
         return ()
     large = sum(matrix_bytes(n, s, weights, element) for n, s in head_matrices(c).items())
     norms = 2.0 * (5 * c.d_model + 2 * c.d_head)
-    return Item("MTP head", large + norms), Item("MTP cache", capacity * kv_bytes(c, kv))
+    per_token = bytes_per_token(kv, c.kv_heads, c.d_head)
+    held = capacity * per_token + bytes_beside(kv, c.kv_heads, c.d_head)
+    return Item("MTP head", large + norms), Item("MTP cache", held)
 
 
-def workspace(c: ModelConfig, weights: str, capacity: int, chunk: int) -> Item:
+def workspace(
+    c: ModelConfig, weights: str, capacity: int, chunk: int, scratch: int | None = None
+) -> Item:
     """Scratch of the widest call, a prompt chunk behind a full cache: an estimate from above.
 
     A layer's activations; a block of restored int4 weights; keys and values of the whole context,
-    joined and repeated per query head, with the mask.
+    joined and repeated per query head, with the mask. By operators, which have `scratch` bytes for
+    weights: a span of keys and values, and the sums that are carried from one to the next.
     """
     inner, channels = c.v_heads * c.d_v, c.delta.channels
-    fixed = 4.0 * chunk * (8 * inner + 3 * channels + 3 * c.d_ff + 6 * c.d_model)
+    element = 4.0 if scratch is None else 2.0  # operators widen nothing in memory
+    fixed = element * chunk * (8 * inner + 3 * channels + 3 * c.d_ff + 6 * c.d_model)
     if weights == "int4_g128":
         largest = max(n * k for _, n, k in c.matrices.values())
-        fixed += RESTORING * min(int4.BLOCK, largest)
-    per_key = 4.0 * (c.heads + 2 * c.kv_heads) * c.d_head + 4.0 * chunk
-    return Item("workspace", fixed + capacity * per_key + 8.0 * MAX_ROWS * c.vocab)
+        restoring = RESTORING * min(int4.BLOCK, largest)
+        fixed += restoring if scratch is None else scratch
+    if scratch is None:
+        attending = capacity * (4.0 * (c.heads + 2 * c.kv_heads) * c.d_head + 4.0 * chunk)
+    else:
+        attending = 4.0 * min(capacity, SPAN) * c.kv_heads * c.d_head
+        attending += 4.0 * chunk * c.heads * (c.d_head + 2)
+    return Item("workspace", fixed + attending + 8.0 * MAX_ROWS * c.vocab)
 
 
 def largest(plan_of: Callable[[int], Plan], memory: float, limit: int) -> int:
@@ -200,7 +226,7 @@ def require(
     remedy = (
         f"kv.capacity_tokens={most} is the most that fits"
         if most
-        else "not even an empty cache fits: use quant=int4_g128, kv=fp8 or a smaller model"
+        else "not even an empty cache fits: use quant=int4_g128, kv=int4 or a smaller model"
     )
     raise ValueError(
         f"memory: {capacity} tokens of cache, with {formats}, need {size(wanted.held)}; {where} has"

@@ -1,6 +1,6 @@
 """Arguments for every operator variant, in shapes that all variants accept."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from tr.tree import map_tensors
 ROWS = 16
 HEADS = {"heads": 4, "kv_heads": 2, "d": 32}
 CACHE = {"capacity": 1024, "pos": 600}  # a second block of keys is live
+CODED = {"kv_heads": 1, "d": 32, "capacity": 1024, "pos": 520}
+PACKED = {"kv_heads": 2, "d": 32, "value_bits": 2}  # rows from 656 on see tile 4 packed
+CODES = {"kv_heads": 2, "d": 32}
 DELTA = {"k_heads": 2, "v_heads": 6, "d_k": 32, "d_v": 32, "width": 4}
 RING = {"heads": 3, "kv_heads": 1, "d": 32, "window": 60, "size": 128, "pos": 300}
 CUT = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01}  # each cuts something
@@ -25,6 +28,7 @@ class Case:
 
     `rows` are the positions of arguments that have a row axis first, `pos` that of the position of
     the first row, where there is one. The rows of a `block` belong together and are never cut.
+    `name` tells cases of one operator apart.
     """
 
     def __init__(
@@ -34,9 +38,10 @@ class Case:
         rows: Sequence[int] = (0,),
         pos: int | None = None,
         block: bool = False,
+        name: str = "",
     ) -> None:
         self.operator, self.sizes, self.rows, self.pos = operator, sizes, rows, pos
-        self.block = block
+        self.block, self.name = block, name or operator
 
     def arguments(self, dtype: torch.dtype) -> list[Any]:
         """Of a call with ROWS rows."""
@@ -55,13 +60,17 @@ class Case:
 
 
 CASES = {
-    case.operator: case
+    case.name: case
     for case in (
         Case("matmul", {"splits": [200, 60, 60], "k": 128}),
         Case("int4_matmul", {"splits": [120, 80], "k": 256}),  # two row blocks, one half padding
         Case("int4_matmul_beside", {"splits": [120, 80], "k": 256, "beside": 12}, (0, 5, 6)),
         Case("int4_add_norm", {"n": 384, "k": 256}, (0, 2, 5)),
         Case("int4_gate_up", {"n": 512, "k": 256}, (0, 2, 3)),
+        Case("int4_restore", {"n": 200, "k": 256}, (), block=True),
+        Case("kv_restore", {**CODES, "keys": 90, "cache": torch.uint8}, (), block=True),
+        Case("attention_prefill", {**HEADS, "pos": 600}, block=True),
+        Case("quantise_rows", {"d": 320, "dtype": torch.int8}),
         Case("rms_norm", {"d": 320}),
         Case("rms_norm_plain", {"d": 320}),
         Case("add_rms_norm", {"d": 320}, (0, 1)),
@@ -69,7 +78,20 @@ CASES = {
         Case("silu_mul", {"d": 192}),
         Case("qk_rope_store", {**HEADS, **CACHE, "rotary": 16}, pos=5),
         Case("attention_decode", {**HEADS, **CACHE}, (0, 1), pos=4),
+        *(
+            Case(operator, {**sizes, "cache": dtype}, rows, pos, name=f"{operator} {name}")
+            for name, dtype in (("int8", torch.int8), ("int4", torch.uint8))
+            for operator, sizes, rows, pos in (
+                ("qk_rope_store", {**CODED, "heads": 1, "rotary": 16}, (0,), 5),
+                ("attention_decode", {**CODED, "heads": 2}, (0, 1), 4),
+            )
+        ),
+        Case("kvarn_store", {**HEADS, "rotary": 16, "pos": 120}, pos=5),  # from sink to ring
+        Case("kvarn_pack", {**PACKED, "pos": 400, "tokens": 300}, block=True),
+        Case("kvarn_attention", {**HEADS, **PACKED, "capacity": 1024, "pos": 653}, (0, 1), pos=9),
         Case("gated_delta_step", {**DELTA, "pending": 3}, (0, 1)),
+        Case("gated_delta_absorb", {**DELTA, "pending": 3}, (), block=True),
+        Case("gated_delta_chunk", {**DELTA, "tokens": 70}, (), block=True),
         Case("penalize", {"vocab": 320, "ids": 300, "text": 90, "start": 40}, (0, 2), pos=1),
         Case("sample", {"vocab": 320, "ids": 300, **CUT}, pos=1),  # 20 columns are padding
         Case("dflash_embed", {"d": 384, "vocab": 50}, block=True),
@@ -84,12 +106,18 @@ CASES = {
 #: too slow in the interpreter at these sizes; smaller in tests/kernels/test_triton.py
 ELSEWHERE = {("sample", "triton")}
 
-#: (operator, variant) of every variant whose arguments are above and that runs on a CPU here
+
+def table(name: str) -> dict[str, Callable[..., Any]]:
+    """The variants of a case's operator."""
+    return VARIANTS[CASES[name].operator]
+
+
+#: (case, variant) of every variant whose arguments are above and that runs on a CPU here
 COVERED = [
     (op, name)
     for op in CASES
-    for name in sorted(VARIANTS[op])
-    if not refusal(op, name, Target("cpu")) and (op, name) not in ELSEWHERE
+    for name in sorted(table(op))
+    if not refusal(CASES[op].operator, name, Target("cpu")) and (op, name) not in ELSEWHERE
 ]
 
 #: of those, the ones whose rows are independent
@@ -97,4 +125,7 @@ BY_ROW = [(op, name) for op, name in COVERED if not CASES[op].block]
 
 
 def outputs(result: Any) -> tuple[Tensor, ...]:
+    """What a call gives; nothing where it writes to an argument alone."""
+    if result is None:
+        return ()
     return result if isinstance(result, tuple) else (result,)

@@ -34,10 +34,14 @@ BLOCKS = (
 
 CASES = [
     ("gated_delta_step", "", arguments("gated_delta_step", 8)),
+    ("gated_delta_absorb", "", arguments("gated_delta_absorb", 8)),
     ("rms_norm", "", arguments("rms_norm", 8)),
     ("rms_norm_plain", "", arguments("rms_norm_plain", 8 * 32, d=128)),
     ("add_rms_norm", "", arguments("add_rms_norm", 8)),
     ("silu_mul", "", arguments("silu_mul", 8)),
+    ("int4_restore", "", arguments("int4_restore", 8)),
+    ("quantise_rows", "int8", arguments("quantise_rows", 8)),
+    ("quantise_rows", "fp8", arguments("quantise_rows", 8, dtype=torch.float8_e4m3fn)),
     ("penalize", "", arguments("penalize", 8)),
     ("sample", "cut", arguments("sample", 8)),
     ("sample", "drawn", arguments("sample", 8, temperature=1.0, top_k=0, top_p=1.0)),
@@ -48,17 +52,26 @@ CASES = [
         BENCHES[ATTEND].inputs(Draw("meta"), 8, **BENCHES[ATTEND].cases(SHAPE)["64 tokens"]),
     ),
 ]
-for cache in (torch.bfloat16, torch.float8_e4m3fn):
+for cache in (torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.uint8):
     CASES.append(("qk_rope_store", f"{cache}", arguments("qk_rope_store", 8, cache=cache)))
     for rows in (1, 16):
         made = arguments("attention_decode", rows, cache=cache)
         CASES.append(("attention_decode", f"{rows} rows {cache}", made))
+
+for case in ("k4v2 4096 tokens", "k4v4 4096 tokens"):
+    sizes = BENCHES["kvarn_attention"].cases(SHAPE)[case]
+    CASES.append(("kvarn_attention", case, arguments("kvarn_attention", 8, **sizes)))
+CASES.append(("kvarn_store", "", arguments("kvarn_store", 8)))
+PACK = BENCHES["kvarn_pack"]
+CASES.append(("kvarn_pack", "", PACK.inputs(Draw("meta"), 8, **PACK.cases(SHAPE)["one tile"])))
 
 #: operators whose kernels must be compiled alike for every row count
 BY_ROWS = (
     "gated_delta_step",
     "attention_decode",
     "qk_rope_store",
+    "kvarn_store",
+    "kvarn_attention",
     "penalize",
     "sample",
     "add_rms_norm",

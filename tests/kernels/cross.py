@@ -1,7 +1,8 @@
 """Compiles the int4 kernels for cards that are not here and prints what came out, as JSON.
 
 Run as a program: in a process under Triton's interpreter there is no compiler. Arguments are
-compute capabilities; 90 gets every fused form at the 27B's shapes, the others two of them.
+compute capabilities; 90 gets every fused form at the 27B's shapes, the others two of them. The
+argument `gluon` stands for the Gluon kernels at 16 rows.
 """
 
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,10 @@ def disassemble(cubin: bytes) -> tuple[str, str]:
     return code.stdout, usage.stdout + usage.stderr
 
 
-def main_loop(code: str) -> Counter[str]:
+def main_loop(code: str, pick: Callable[..., range] = max) -> Counter[str]:
     """Opcodes of the longest innermost loop that holds matrix instructions, once round.
+
+    Waits in other partitions look like longer ones: of a Gluon kernel `pick` the shortest.
 
     What a branch ahead skips is left out: the store of a block's sums, once in many rounds.
     """
@@ -60,14 +64,14 @@ def main_loop(code: str) -> Counter[str]:
                 ahead.append((len(instructions), jump[1]))
     matrix = [x for x in loops if {"HMMA", "HGMMA"} & set(instructions[x.start : x.stop])]
     inner = [x for x in matrix if not any(x != y and y[0] in x and y[-1] in x for y in matrix)]
-    longest = max(inner, key=len)
+    picked = pick(inner, key=len)
     skipped = {
         i
         for start, label in ahead
-        if start in longest and labels[label] in longest
+        if start in picked and labels[label] in picked
         for i in range(start, labels[label])
     }
-    return Counter(instructions[i] for i in longest if i not in skipped)
+    return Counter(instructions[i] for i in picked if i not in skipped)
 
 
 def reductions(ttgir: str) -> dict[int, list[str]]:
@@ -103,6 +107,28 @@ def report(capability: int, name: str, fn: Any, named: dict, options: dict) -> d
     }
 
 
+GLUON = {  # ring, stripes, all inputs of few rows
+    "int4_matmul": "attention qkv",
+    "int4_gate_up": "mlp gate_up",
+    "int4_add_norm": "mlp down",
+}
+
+
+def gluon_report(operator: str, case: str) -> dict[str, Any]:
+    """The Gluon kernel that 16 rows launch; its loop is a consumer's."""
+    bench = BENCHES[operator]
+    arguments = bench.inputs(Draw("meta"), 16, **bench.cases(SHAPE)[case])
+    ((fn, named, options),) = record(VARIANTS[operator]["gluon"], *arguments)
+    kernel = build(fn, named, options, 90)
+    loop = main_loop(disassemble(kernel.asm["cubin"])[0], min)
+    return {
+        "kernel": fn.fn.__name__,
+        "early": early(kernel.asm["ptx"]),
+        "shared_bytes": kernel.metadata.shared,
+        "loop": loop,
+    }
+
+
 def main(capabilities: list[int]) -> list[dict[str, Any]]:
     reports = []
     for operator in FORMS:
@@ -120,4 +146,7 @@ def main(capabilities: list[int]) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     kernels.gpu.INTERPRETED = True  # `check` accepts what is not on a GPU
-    print(json.dumps(main([int(argument) for argument in sys.argv[1:]])))
+    if sys.argv[1:] == ["gluon"]:
+        print(json.dumps([gluon_report(*x) for x in GLUON.items()]))
+    else:
+        print(json.dumps(main([int(argument) for argument in sys.argv[1:]])))

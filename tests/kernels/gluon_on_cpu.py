@@ -22,7 +22,12 @@ import triton
 from torch import Tensor
 from triton.experimental.gluon import language
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
@@ -65,14 +70,20 @@ class Pointer:
         on = torch.as_tensor(on).broadcast_to(at.shape)
         for number in (at[on] >> SHIFT).unique().tolist():
             here = on & (at >> SHIFT == number)
-            yield self.tensors[number].view(-1), here, at[here] & ((1 << SHIFT) - 1)
+            yield _flat(self.tensors[number]), here, at[here] & ((1 << SHIFT) - 1)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """The memory from x's first element on."""
+    here = x.storage_offset()
+    return x.as_strided((x.untyped_storage().nbytes() // x.itemsize - here,), (1,), here)
 
 
 class Tiles:
     """A tensor descriptor as a kernel sees it."""
 
     def __init__(self, made: TensorDescriptor) -> None:
-        self.base, self.layout = made.base, made.layout
+        self.base, self.layout, self.dtype = made.base, made.layout, made.base.dtype
         self.block_type = types.SimpleNamespace(shape=list(made.block_shape))
 
     def box(self, start: list[Any]) -> Tensor:
@@ -86,8 +97,13 @@ class Tiles:
 
 
 class Shared:
+    layout = None
+
     def __init__(self, memory: Tensor) -> None:
         self.memory, self.dtype, self.shape = memory, memory.dtype, memory.shape
+
+    def permute(self, order: tuple[int, ...]) -> "Shared":
+        return Shared(self.memory.permute(order))
 
     def spoil(self) -> "Shared":
         """Fill with what no reader may meet: NaN, -1 (two bfloat16 NaN) where that is none."""
@@ -199,17 +215,47 @@ class Copies(threading.local):
             shared.store(x)
 
 
+class Product:
+    """A tensor core's sum that is under way: its operands are read when it is waited for."""
+
+    def __init__(self, a: Any, b: Shared, c: Any) -> None:
+        self.a, self.b, self.c, self.result = a, b, c, None
+
+    def finish(self) -> None:
+        a = self.a.memory if isinstance(self.a, Shared) else self.a
+        self.result = value((a.double() @ self.b.memory.double() + self.c.double()).float())
+
+
+class Products(threading.local):
+    """Stands for warpgroup_mma and its wait: a thread's products end in order."""
+
+    def __init__(self) -> None:
+        self.begun: list[Product] = []
+
+    def mma(self, a: Any, b: Shared, c: Any, use_acc: bool = True, is_async: bool = False) -> Any:
+        assert is_async and not isinstance(c, Product)
+        self.begun.append(Product(a, b, c if use_acc else torch.zeros_like(c)))
+        return self.begun[-1]
+
+    def wait(self, pending: int, deps: tuple[Product, ...]) -> Value:
+        while len(self.begun) > pending:
+            self.begun.pop(0).finish()
+        (product,) = deps
+        assert product.result is not None, "a product is used that is still under way"
+        return product.result
+
+
 class Language:
     """Stands for triton.experimental.gluon.language, and for triton.language beside it."""
 
     float32, bfloat16, float16 = torch.float32, torch.bfloat16, torch.float16
     int16, int32, int64 = torch.int16, torch.int32, torch.int64
-    abs, exp, rsqrt, log = torch.abs, torch.exp, torch.rsqrt, torch.log
+    abs, exp, exp2, rsqrt, log = torch.abs, torch.exp, torch.exp2, torch.rsqrt, torch.log
     static_range, full_like, zeros_like = range, torch.full_like, torch.zeros_like
 
     def __init__(self, grid: tuple[int, ...]) -> None:
         self.grid, self.program, self.lock = grid, threading.local(), threading.Lock()
-        self.barriers, self.copies = Barriers(), Copies(self.load)
+        self.barriers, self.copies, self.products = Barriers(), Copies(self.load), Products()
         for name in ("BlockedLayout", "SliceLayout", "SwizzledSharedLayout", "debug_barrier"):
             setattr(self, name, lambda *arguments: None)
         for name in ("DistributedLinearLayout", "DotOperandLayout", "NVMMADistributedLayout"):
@@ -221,6 +267,8 @@ class Language:
         """What a kernel's module has of Triton, by id -> what stands for it; of 3.6 and of 3.9."""
         found = {id(language): self, id(triton.language): self, id(mma_v2): self.mma_v2}
         found |= {id(mbarrier): self.barriers, id(async_copy): self.copies}
+        found |= {id(warpgroup_mma): self.products.mma}
+        found |= {id(warpgroup_mma_wait): self.products.wait}
         loads = ("async_copy_global_to_shared", "async_load")
         for owner, names, stands in (
             (tma, loads, self.barriers.bulk_copy),
@@ -300,6 +348,8 @@ class Language:
         (x,), asm = args, getattr(asm, "value", asm)
         if "0x43004300" in asm:  # bfloat16 of 128 + code, of each of the four codes
             return tuple(value(128 + (x >> i & 15)).bfloat16() for i in (0, 4, 8, 12))
+        if "bar.warp.sync" in asm:
+            return x
         if "ex2" in asm:
             return value(torch.exp2(x))
         if "rcp" in asm:

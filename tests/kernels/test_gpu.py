@@ -45,7 +45,8 @@ def cut(operator, arguments, start, stop):
     A penalised row counts the drafts before it: those that are cut off move into the text.
     """
     case = CASES[operator]
-    out = list(arguments) if operator == "attention_decode" else map_tensors(torch.clone, arguments)
+    shared = operator in ("attention_decode", "kvarn_attention")
+    out = list(arguments) if shared else map_tensors(torch.clone, arguments)
     for i in case.rows:
         out[i] = arguments[i][start:stop].clone()
     if case.pos is not None:
@@ -60,10 +61,21 @@ SETTINGS = [(op, variant, torch.bfloat16, 3000) for op in BY_ROWS for variant in
 SETTINGS += [
     ("attention_decode", variant, cache, pos)
     for variant in fast("attention_decode")
-    for cache in (torch.bfloat16, FLOAT8)
+    for cache in (torch.bfloat16, FLOAT8, torch.int8, torch.uint8)
     for pos in (0, 25, 57, 250, 505, 4090, 4220, 200_000)
 ]
-SETTINGS += [("qk_rope_store", variant, FLOAT8, 100) for variant in fast("qk_rope_store")]
+SETTINGS += [
+    ("qk_rope_store", variant, cache, 100)
+    for variant in fast("qk_rope_store")
+    for cache in (FLOAT8, torch.int8, torch.uint8)
+]
+
+SETTINGS += [  # the ends of tiles, and where rows begin to see them packed
+    ("kvarn_attention", variant, torch.bfloat16, pos)
+    for variant in fast("kvarn_attention")
+    for pos in (0, 60, 120, 130, 250, 264, 378, 393, 4090, 200_000)
+]
+SETTINGS += [("kvarn_store", variant, torch.bfloat16, 120) for variant in fast("kvarn_store")]
 
 
 @pytest.mark.parametrize("operator, variant, cache, pos", SETTINGS, ids=str)
@@ -113,12 +125,18 @@ def test_replay_and_repetition_change_no_bit(operator, variant, cache, pos):
                 assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if a.ndim else True
 
 
-CLOSE = [(op, variant) for op in BY_ROWS if op != "sample" for variant in fast(op)]
+CLOSE = [(op, variant, torch.bfloat16) for op in BY_ROWS if op != "sample" for variant in fast(op)]
+CLOSE += [
+    (op, variant, cache)
+    for op in ("attention_decode", "qk_rope_store")
+    for variant in fast(op)
+    for cache in (torch.int8, torch.uint8)
+]
 
 
-@pytest.mark.parametrize("operator, variant", CLOSE)
-def test_as_close_to_float64_as_the_reference(operator, variant):
-    arguments = cut(operator, real(operator), 0, 4)
+@pytest.mark.parametrize("operator, variant, cache", CLOSE, ids=str)
+def test_as_close_to_float64_as_the_reference(operator, variant, cache):
+    arguments = cut(operator, real(operator, cache), 0, 4)
     double = [a.double() if torch.is_tensor(a) and a.is_floating_point() else a for a in arguments]
     reference = VARIANTS[operator]["reference"]
     meaning = BENCHES[operator].meaning

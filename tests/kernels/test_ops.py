@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from kernels.define import VARIANTS
-from tests.kernels.cases import CASES, COVERED, outputs
+from tests.kernels.cases import CASES, COVERED, outputs, table
 from tr.tree import map_tensors
 
 
 @pytest.mark.parametrize("operator, variant", COVERED)
 def test_opcheck(operator, variant):
-    case, call = CASES[operator], VARIANTS[operator][variant]
+    case, call = CASES[operator], table(operator)[variant]
     for dtype in (torch.bfloat16, torch.float32)[: 1 if variant == "triton" else 2]:
         torch.library.opcheck(call.op, tuple(case.cut(case.arguments(dtype), 0, 3)))
 
@@ -18,7 +18,7 @@ def test_opcheck(operator, variant):
 @pytest.mark.parametrize("operator, variant", COVERED)
 def test_outputs_are_fresh_tensors(operator, variant):
     """A result that shared storage with an argument would break compiled callers."""
-    case, call = CASES[operator], VARIANTS[operator][variant]
+    case, call = CASES[operator], table(operator)[variant]
     for rows in (1, 16):
         arguments = case.cut(case.arguments(torch.float32), 0, rows)
         storages = {a.untyped_storage().data_ptr() for a in arguments if torch.is_tensor(a)}

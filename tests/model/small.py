@@ -5,6 +5,7 @@ from typing import TypeVar
 import torch
 
 from kernels.gated_delta_step.reference import absorb
+from kernels.registry import select
 from tr.model import mtp, text
 from tr.model.config import FULL, LINEAR, ModelConfig
 from tr.nn import attention, gated_delta_net
@@ -67,7 +68,7 @@ def copy(x: T) -> T:
 def prefilled(params: text.Params, prompt: torch.Tensor, capacity: int = CAPACITY) -> text.State:
     """The state behind `prompt`, which may be empty."""
     state = text.init_state(params, capacity, ROWS)
-    return text.prefill(params, state, prompt)[2] if len(prompt) else state
+    return text.prefill(params, state, prompt, select())[2] if len(prompt) else state
 
 
 def meaning(state: text.State) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ def by_prefill(params, tokens, cuts):
     state = text.init_state(params, CAPACITY, ROWS)
     parts = []
     for part in tokens.tensor_split(cuts):
-        hidden, taps, state = text.prefill(params, state, part, taps=(0, 2))
+        hidden, taps, state = text.prefill(params, state, part, select("reference"), (0, 2))
         parts.append((hidden, taps))
     hidden, taps = (torch.cat(x) for x in zip(*parts, strict=True))
     return hidden, taps, state
@@ -100,7 +100,7 @@ def test_prefill_after_steps_absorbs_the_accepted_rows():
         drafts = torch.cat([tokens[20:23], random_tokens(5, seed=9)])  # 3 of 8 are right
         _, state = text.step(params, state, drafts, select("reference"))
         state = text.commit(state, torch.tensor(3))
-        hidden, _, state = text.prefill(params, state, tokens[23:])
+        hidden, _, state = text.prefill(params, state, tokens[23:], select("reference"))
         want = by_sequence(params, tokens, "recurrent")
     assert int(state.pos) == 60 and int(state.pending) == 0
     assert (hidden - want[23:]).abs().max() < BUDGET
@@ -140,7 +140,9 @@ def test_mtp_forms_agree():
         past = layer.init_past(head.layer, 1)
         want, _ = mtp.sequence(head, past, shared[0], tokens[None], hidden[None], shared[1])
         state = layer.init_state(head.layer, CAPACITY, ROWS)
-        first, state = mtp.prefill(head, state, shared[0], tokens[:30], hidden[:30], 0, shared[1])
+        pairs = tokens[:30], hidden[:30]
+        own = select("reference")
+        first, state = mtp.prefill(head, state, shared[0], *pairs, 0, shared[1], own)
         for variant in ("reference", "tile"):
             rows = [first]
             now = copy(state)

@@ -91,7 +91,7 @@ def replay(target: Target, run: Run) -> tuple[torch.Tensor, list[torch.Tensor]]:
     params = target.params
     with torch.inference_mode():
         state = text.init_state(params, 256, 16)
-        hidden, _, state = text.prefill(params, state, run.prompt)
+        hidden, _, state = text.prefill(params, state, run.prompt, ops)
         logits = params.head.sequence(hidden[None])[0]
         decoded = []
         for token, _ in run.steps:

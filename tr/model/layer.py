@@ -88,17 +88,18 @@ def prefill(
     pos: int,
     pending: int,
     rope: Rope,
+    ops: Ops,
 ) -> tuple[Float[Tensor, "tokens d_model"], State]:
     """Prompt tokens onto a decoding state, which is donated."""
-    y = rms_norm(x, params.input_norm, params.eps)
+    y = ops.rms_norm(x, params.input_norm, params.eps)
     if isinstance(params.mixer, attention.Params):
         assert isinstance(state, attention.State)
-        y, state = attention.prefill(params.mixer, state, y, pos, rope)
+        y, state = attention.prefill(params.mixer, state, y, pos, rope, ops)
     else:
         assert isinstance(state, gated_delta_net.State)
-        y, state = gated_delta_net.prefill(params.mixer, state, y, pending)
-    x = x + y
-    return x + mlp.sequence(params.mlp, rms_norm(x, params.post_norm, params.eps)), state
+        y, state = gated_delta_net.prefill(params.mixer, state, y, pending, ops)
+    x, y = ops.add_rms_norm(x, y, params.post_norm, params.eps)
+    return x + mlp.prefill(params.mlp, y, ops), state
 
 
 @typed

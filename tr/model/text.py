@@ -137,24 +137,31 @@ def sequence(
 
 @typed
 def prefill(
-    params: Params, state: State, tokens: Int64[Tensor, " tokens"], taps: Sequence[int] = ()
-) -> tuple[Float[Tensor, "tokens d_model"], Float[Tensor, "tokens taps"], State]:
+    params: Params,
+    state: State,
+    tokens: Int64[Tensor, " tokens"],
+    ops: Ops,
+    taps: Sequence[int] = (),
+    first: int = 0,
+) -> tuple[Float[Tensor, "tokens d_model"], Float[Tensor, "tapped taps"], State]:
     """One chunk of the prompt; `state` is donated. All but the last chunk must end on a multiple of
     64 tokens if the result is to equal one long chunk to the bit.
+
+    Gives the final-norm hidden of all tokens, and the taps of those from `first` on.
     """
     pos, pending = int(state.pos), int(state.pending)
     x = F.embedding(tokens, params.embed)
-    seen, new = [], []
+    tapped, new = x.new_empty(len(x) - first, len(taps), x.shape[1]), []
+    places = {layer: place for place, layer in enumerate(sorted(taps))}
     for i, (p, before) in enumerate(zip(params.layers, state.layers, strict=True)):
-        x, after = layer.prefill(p, before, x, pos, pending, params.rope)
+        x, after = layer.prefill(p, before, x, pos, pending, params.rope, ops)
         new.append(after)
-        if i in taps:
-            seen.append(x)
-    tapped = torch.cat(seen, -1) if seen else x[..., :0]
+        if i in places:
+            tapped[:, places[i]] = x[first:]
     state.pos.add_(tokens.shape[0])
     state.pending.zero_()
     after = State(layers=tuple(new), pos=state.pos, pending=state.pending)
-    return rms_norm(x, params.norm, params.eps), tapped, after
+    return ops.rms_norm(x, params.norm, params.eps), tapped.flatten(1), after
 
 
 @typed

@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from kernels.qk_rope_store import as_cached, rotate
+from kernels.attention_prefill import causal
+from kernels.qk_rope_store import rotate
 from kernels.registry import Ops
 from kernels.rms_norm import rms_norm
 from tr.nn.formats.dense import dense
+from tr.nn.formats.kv.cache import Cache, rounded
+from tr.nn.formats.kv.cache import make as make_cache
+from tr.nn.formats.kv.kvarn import Kvarn
+from tr.nn.formats.kv.spans import attend
 from tr.nn.formats.matrix import Make, Matrix
 from tr.nn.formats.operand import Operand
 from tr.nn.rope import Rope
@@ -23,7 +27,7 @@ class Spec:
     kv_heads: int
     d_head: int
     eps: float
-    cache: torch.dtype | None = None  # what keys and values are rounded to; None: nothing
+    cache: str = "bf16"  # format of keys and values; bf16: as the model computes them
 
 
 @tree
@@ -43,12 +47,7 @@ class Past:
     v: Float[Tensor, "batch kv_heads tokens d_head"]
 
 
-@tree
-class State:
-    """Cache of one layer; rows at and past the model's position are garbage, but finite."""
-
-    k: Float[Tensor, "kv_heads capacity d_head"]
-    v: Float[Tensor, "kv_heads capacity d_head"]
+State = Cache
 
 
 def init(
@@ -73,9 +72,7 @@ def init_past(params: Params, batch: int) -> Past:
 
 def init_state(params: Params, capacity: int) -> State:
     s = params.spec
-    shape, dtype = (s.kv_heads, capacity, s.d_head), s.cache or params.q_norm.dtype
-    k, v = (params.q_norm.new_zeros(shape, dtype=dtype) for _ in range(2))
-    return State(k=k, v=v)
+    return make_cache(s.cache, s.kv_heads, capacity, s.d_head, params.q_norm)
 
 
 @typed
@@ -83,40 +80,35 @@ def sequence(
     params: Params, past: Past, x: Float[Tensor, "batch tokens d_model"], rope: Rope
 ) -> tuple[Float[Tensor, "batch tokens d_model"], Past]:
     """Many tokens at once; pure. `rope` holds the tables of positions 0 .. past + tokens - 1."""
-    s = params.spec
-    tokens, before = x.shape[1], past.k.shape[2]
-    inner, kv = s.heads * s.d_head, s.kv_heads * s.d_head
-    qg, k, v = params.qkv.sequence(x).split([2 * inner, kv, kv], -1)
-    q, gate = qg.unflatten(-1, (s.heads, 2 * s.d_head)).chunk(2, -1)
-    k, v = (t.unflatten(-1, (s.kv_heads, s.d_head)) for t in (k, v))
-    if before + tokens > (limit := rope.cos.shape[0]):
-        raise ValueError(
-            f"attention: {before + tokens} tokens exceed the model's {limit} positions"
-        )
-    cos, sin = (t[before : before + tokens] for t in (rope.cos, rope.sin))
-    q = rotate(rms_norm(q, params.q_norm, s.eps), cos, sin).transpose(1, 2)
-    k = rotate(rms_norm(k, params.k_norm, s.eps), cos, sin).transpose(1, 2)
-    v = v.transpose(1, 2)
-    if s.cache is not None:
-        k, v = (as_cached(t, s.cache).to(x.dtype) for t in (k, v))
+    before = past.k.shape[2]
+    q, gate, k, v = _project(params, x, before, rope)
+    k, v = (rounded(params.spec.cache, t).transpose(1, 2) for t in (k, v))
     if before:
         k, v = torch.cat([past.k, k], 2), torch.cat([past.v, v], 2)
-    a = _attend(q, k, v, before).transpose(1, 2)
-    y = a.flatten(2) * gate.flatten(2).sigmoid()
-    return params.out.sequence(y), Past(k=k, v=v)
+    return params.out.sequence(_gated(q, gate, k, v, before)), Past(k=k, v=v)
 
 
 @typed
 def prefill(
-    params: Params, state: State, x: Float[Tensor, "tokens d_model"], pos: int, rope: Rope
+    params: Params,
+    state: State,
+    x: Float[Tensor, "tokens d_model"],
+    pos: int,
+    rope: Rope,
+    ops: Ops,
 ) -> tuple[Float[Tensor, "tokens d_model"], State]:
-    """Prompt tokens at positions pos .. pos + tokens - 1; `state` is donated."""
-    k, v = (t[None, :, :pos].to(x.dtype) for t in (state.k, state.v))
-    y, past = sequence(params, Past(k=k, v=v), x[None], rope)
-    end = pos + x.shape[0]
-    state.k[:, pos:end] = past.k[0, :, pos:].to(state.k.dtype)  # exact: rounded already
-    state.v[:, pos:end] = past.v[0, :, pos:].to(state.v.dtype)
-    return y[0], state
+    """Prompt tokens at positions pos .. pos + tokens - 1; `state` is donated.
+
+    They read keys and values as they are stored, their own too, as every later token will.
+    """
+    q, gate, k, v = _project(params, x[None], pos, rope, ops)
+    query = q[0].transpose(0, 1)
+    if isinstance(state, Kvarn):
+        y = state.prefill(query, gate[0], k[0], v[0], pos, ops)
+    else:
+        state.extend(k[0], v[0], pos)
+        y = attend(state.rows(0, pos + x.shape[0]), query, gate[0], pos, ops)
+    return params.out.sequence(y, ops), state
 
 
 @typed
@@ -131,25 +123,33 @@ def step(
     """A few rows at positions pos, pos + 1, ... up to the output projection; `state` is donated:
     their k and v go in.
     """
-    q, gate = ops.qk_rope_store(
-        params.qkv.project(x, ops),
-        params.q_norm,
-        params.k_norm,
-        rope.cos,
-        rope.sin,
-        pos,
-        state.k,
-        state.v,
-        params.spec.eps,
-    )
-    return ops.attention_decode(q, gate, state.k, state.v, pos), state
+    p = params
+    qkv = p.qkv.project(x, ops)
+    q, gate = state.store(qkv, p.q_norm, p.k_norm, rope, pos, p.spec.eps, ops)
+    return state.attend(q, gate, pos, ops), state
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
-    """Causal attention of q [batch, heads, tokens, d] whose first token has `before` keys ahead."""
-    tokens, keys = q.shape[2], k.shape[2]
-    if not before or tokens == 1:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=tokens > 1, enable_gqa=True)
-    seen = torch.ones(tokens, keys, dtype=torch.bool, device=q.device).tril(before)
-    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+def _project(
+    params: Params, x: Tensor, before: int, rope: Rope, ops: Ops | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries [batch, heads, tokens, d] and gates [batch, tokens, heads, d] of tokens behind
+    `before` others; keys and values [batch, tokens, kv_heads, d]; queries and keys normed, rotated.
+    """
+    s, tokens = params.spec, x.shape[1]
+    inner, kv = s.heads * s.d_head, s.kv_heads * s.d_head
+    qg, k, v = params.qkv.sequence(x, ops).split([2 * inner, kv, kv], -1)
+    q, gate = qg.unflatten(-1, (s.heads, 2 * s.d_head)).chunk(2, -1)
+    k, v = (t.unflatten(-1, (s.kv_heads, s.d_head)) for t in (k, v))
+    if before + tokens > (limit := rope.cos.shape[0]):
+        raise ValueError(
+            f"attention: {before + tokens} tokens exceed the model's {limit} positions"
+        )
+    cos, sin = (t[before : before + tokens] for t in (rope.cos, rope.sin))
+    q = rotate(rms_norm(q, params.q_norm, s.eps), cos, sin).transpose(1, 2)
+    return q, gate, rotate(rms_norm(k, params.k_norm, s.eps), cos, sin), v
+
+
+def _gated(q: Tensor, gate: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
+    """What attention gives, gated; [batch, tokens, heads d]."""
+    a = causal(q, k, v, before).transpose(1, 2)
+    return a.flatten(2) * gate.flatten(2).sigmoid()

@@ -34,6 +34,14 @@ def sequence(params: Params, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "
 
 
 @typed
+def prefill(
+    params: Params, x: Float[Tensor, "tokens d_model"], ops: Ops
+) -> Float[Tensor, "tokens d_model"]:
+    """A prompt's tokens, through operators."""
+    return params.down.sequence(ops.silu_mul(params.gate_up.sequence(x, ops)), ops)
+
+
+@typed
 def step(
     params: Params,
     y: Operand,

@@ -37,6 +37,11 @@ class Int4:
         return sum(self.splits), self.tiles.shape[1] * GROUP
 
     @property
+    def nbytes(self) -> int:
+        """Codes, scales and minimums, padded rows included."""
+        return self.tiles.nbytes
+
+    @property
     def device(self) -> torch.device:
         return self.tiles.device
 
@@ -141,7 +146,7 @@ class Int4:
             s, normed = ops.add_rms_norm(residual, self.project(y, ops), gain, eps)
             return s, Operand(x=normed)
         s, x, sums, squares = ops.int4_add_norm(y.x, self.tiles, residual, gain, eps, y.sums)
-        return s, Operand(x=x, sums=sums, squares=squares)
+        return s, Operand(x=x, sums=sums if sums.shape[1] else None, squares=squares)
 
 
 def pack(

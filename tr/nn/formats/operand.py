@@ -15,7 +15,7 @@ class Operand:
 
     x: Float[Tensor, "rows width"]
     sums: Float[Tensor, "rows groups"] | None = None  # of x by 128 inputs, fp32
-    squares: Float[Tensor, "rows groups"] | None = None  # shares of mean square + eps, fp32
+    squares: Float[Tensor, "rows shares"] | None = None  # of mean square + eps, fp32
 
     def whole(self, ops: Ops) -> Float[Tensor, "rows width"]:
         """The rows that x stands for."""
