@@ -1,19 +1,39 @@
-"""The small model as a checkpoint folder, and its file tensors to rearrange."""
+"""The small model as a checkpoint folder, and its file tensors to rearrange; a wider one, whose
+matrices every published format takes.
+"""
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.checkpoint.publish import Published
 from tests.checkpoint.small import random_target
+from tests.model.small import CONFIG, random_mtp, random_params
 from tr.checkpoint.load import Target
 from tr.checkpoint.save import save_target
+from tr.model.config import FULL, LINEAR, ModelConfig
 
 Write = Callable[[Mapping[str, Tensor], Mapping[str, Any]], Path]
+Lay = Callable[[Published], Path]
+SHAPE = {
+    "vocab": 192,
+    "d_model": 256,
+    "d_ff": 384,
+    "heads": 4,
+    "d_head": 64,
+    "k_heads": 2,
+    "v_heads": 8,
+    "d_k": 32,
+    "d_v": 32,
+    "layer_types": (LINEAR, FULL),
+}
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +72,42 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def published_config() -> ModelConfig:
+    return dataclasses.replace(CONFIG, **SHAPE)
+
+
+@pytest.fixture(scope="session")
+def whole(published_config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("published") / "whole"
+    params = random_params(torch.bfloat16, published_config)
+    head = random_mtp(torch.bfloat16, published_config)
+    save_target(path, published_config, params, head, (3,))
+    return path
+
+
+@pytest.fixture(scope="session")
+def matrices(whole: Path) -> dict[str, Tensor]:
+    return load_file(whole / "model.safetensors")
+
+
+@pytest.fixture
+def lay(whole: Path, tmp_path: Path) -> Lay:
+    """A folder of what was published."""
+
+    def lay(published: Published) -> Path:
+        path = tmp_path / "checkpoint"
+        path.mkdir()
+        save_file(published.parts, path / "model.safetensors", metadata={"format": "pt"})
+        raw = json.loads((whole / "config.json").read_text())
+        if published.quantization:
+            raw["quantization_config"] = published.quantization
+        (path / "config.json").write_text(json.dumps(raw))
+        for name, content in published.extra.items():
+            (path / name).write_text(content)
+        (path / "generation_config.json").write_text('{"eos_token_id": [3]}')
+        return path
+
+    return lay

@@ -148,9 +148,9 @@ def test_integer_weights(stored, raw_config, write):
     fails(path, ValueError, name, "found I8", "quantized")
 
 
-def test_a_quantized_export(stored, raw_config, write):
-    config = {**raw_config, "quantization_config": {"quant_method": "gptq"}}
-    fails(write(stored, config), ValueError, "quant_method gptq", "bfloat16 release")
+def test_an_unknown_quantization(stored, raw_config, write):
+    config = {**raw_config, "quantization_config": {"quant_method": "aqlm"}}
+    fails(write(stored, config), ValueError, "quant_method aqlm is not read", "known: ", "gptq")
 
 
 def test_configs_that_are_not_this_model(stored, raw_config, write):

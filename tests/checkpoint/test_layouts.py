@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.small import random_target, same
 from tr.checkpoint.load import load_target
@@ -75,11 +75,33 @@ def test_the_mtp_head_is_skipped_where_unwanted_or_not_in_the_config(stored, raw
     assert loaded.mtp is None and set(loaded.skipped) == names
 
 
-def test_a_missing_mtp_head_is_an_error_unless_unwanted(stored, raw_config, target, write):
+def test_a_missing_mtp_head_is_left_out_with_a_warning(stored, raw_config, target, write):
     path = write({n: t for n, t in stored.items() if not n.startswith("mtp.")}, raw_config)
+    loaded = load_target(path)
+    assert loaded.mtp is None and same(loaded.params, target.params)
+    (warning,) = loaded.warnings
+    assert "has no mtp.* tensors" in warning and "draft=mtp is unavailable" in warning
+    assert load_target(path, with_mtp=False).warnings == ()
+
+
+def test_half_an_mtp_head_is_an_error(stored, raw_config, write):
+    del stored["mtp.fc.weight"]
+    path = write(stored, raw_config)
     with pytest.raises(ValueError, match=r"mtp\.fc\.weight \[64, 128\] is missing"):
         load_target(path)
-    assert same(load_target(path, with_mtp=False).params, target.params)
+
+
+def test_a_tied_head_that_is_declared_untied(stored, raw_config, write):
+    del stored["lm_head.weight"]
+    with pytest.raises(ValueError, match="lm_head.weight .* set tie_word_embeddings to true"):
+        load_target(write(stored, raw_config))
+
+
+def test_shards_that_no_index_lists_are_named(stored, raw_config, write):
+    path = write(stored, raw_config)
+    save_file({"x": torch.zeros(1)}, path / "model_extra_tensors.safetensors")
+    (warning,) = load_target(path).warnings
+    assert "model_extra_tensors.safetensors" in warning
 
 
 def test_a_tied_head_may_be_in_the_file_if_it_equals_the_embedding(tmp_path, write):

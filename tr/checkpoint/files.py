@@ -1,13 +1,16 @@
-"""A folder of safetensors files as one table of tensors, memory-mapped and checked before use."""
+"""A folder of safetensors files as one table of tensors, checked first and read by byte offset."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path, PurePath
 from shutil import rmtree
-from typing import Any
+from typing import Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,6 +18,21 @@ from tr.checkpoint.metadata import listing, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 
 
 @dataclass(frozen=True)
@@ -24,20 +42,65 @@ class Entry:
     file: Path
     shape: tuple[int, ...]
     dtype: str  # as the format spells it: BF16, F32, ...
+    start: int  # its first byte in the file
+    nbytes: int
+
+
+class Tensors(Protocol):
+    """Named tensors of one checkpoint, whatever its files are."""
+
+    @property
+    def entries(self) -> Mapping[str, Entry]: ...
+
+    @property
+    def unlisted(self) -> tuple[str, ...]:
+        """Files of the folder that hold tensors and belong to no index."""
+        ...
+
+    @property
+    def restores(self) -> tuple[str, ...]:
+        """Dtypes that `read` gives as floating numbers."""
+        ...
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """A copy of the tensor `name`, or of its rows start..stop."""
+        ...
 
 
 @dataclass(frozen=True)
 class Folder:
     entries: Mapping[str, Entry]
-    _handles: Mapping[Path, Any]
+    unlisted: tuple[str, ...] = ()
+    restores: tuple[str, ...] = ()
 
-    def read(self, name: str) -> Tensor:
-        """The tensor `name`, a view of the mapped file: pages are read when copied from."""
-        return self._handles[self.entries[name].file].get_tensor(name)
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        entry = self.entries[name]
+        shape, dtype = entry.shape, DTYPES[entry.dtype]
+        skip = 0
+        if stop is not None:
+            skip = start * prod(shape[1:]) * dtype.itemsize
+            shape = (stop - start, *shape[1:])
+        out = torch.empty(shape, dtype=dtype)
+        read_into(entry.file, entry.start + skip, out)
+        return out
+
+
+def read_into(file: Path, start: int, out: Tensor) -> None:
+    """Fill a contiguous CPU tensor with the bytes of `file` from `start` on."""
+    if not out.numel():
+        return
+    view = memoryview(out.view(-1).view(torch.uint8).numpy())
+    with file.open("rb", buffering=0) as stream:
+        stream.seek(start)
+        while view:
+            count = stream.readinto(view)
+            if not count:
+                raise ValueError(f"checkpoint: {file} ended while it was read; download it again")
+            view = view[count:]
 
 
 def open_folder(folder: Path) -> Folder:
-    """Map `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+    """`model.safetensors`, or the shards that `model.safetensors.index.json` lists.
 
     Only headers are read. Raises FileNotFoundError for a missing file, ValueError for a damaged one
     and for an index that disagrees with its shards.
@@ -60,10 +123,8 @@ def open_folder(folder: Path) -> Folder:
                 "remove the one that is stale"
             )
     entries: dict[str, Entry] = {}
-    handles = {}
     for file in files:
-        handles[file] = _open(file)
-        for name, entry in _header(file, handles[file]):
+        for name, entry in _header(file):
             if name in entries:
                 raise ValueError(
                     f"checkpoint: tensor {name} is in two files, {entries[name].file.name} and "
@@ -72,7 +133,9 @@ def open_folder(folder: Path) -> Folder:
             entries[name] = entry
     if weight_map is not None:
         _compare(weight_map, entries, index)
-    return Folder(entries, handles)
+    listed = {file.name for file in files}
+    unlisted = sorted(p.name for p in folder.glob("*.safetensors") if p.name not in listed)
+    return Folder(entries, tuple(unlisted))
 
 
 @contextmanager
@@ -120,25 +183,27 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def _open(file: Path) -> Any:
+def _header(file: Path) -> Iterator[tuple[str, Entry]]:
+    """The entries of one file, whose header the library has found consistent with its length."""
     if not file.is_file():
         raise FileNotFoundError(
             f"checkpoint: shard {file.name} is missing from {file.parent}; download it again"
         )
     try:
-        return safe_open(file, framework="pt", device="cpu")
+        safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         with file.open("rb") as stream:
             pointer = stream.read(40).startswith(b"version https://git-lfs")
         remedy = "run `git lfs pull` in its folder" if pointer else "download it again"
         kind = "a Git LFS pointer" if pointer else f"truncated or damaged ({error})"
         raise ValueError(f"checkpoint: {file} is {kind}; {remedy}") from error
-
-
-def _header(file: Path, handle: Any) -> Iterator[tuple[str, Entry]]:
-    for name in handle.keys():  # noqa: SIM118 (not a dict)
-        part = handle.get_slice(name)
-        yield name, Entry(file, tuple(part.get_shape()), part.get_dtype())
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    for name in sorted(header.keys() - {"__metadata__"}):
+        part = header[name]
+        first, last = part["data_offsets"]
+        yield name, Entry(file, tuple(part["shape"]), part["dtype"], 8 + size + first, last - first)
 
 
 def _compare(weight_map: Mapping[str, str], entries: Mapping[str, Entry], index: Path) -> None:

@@ -1,30 +1,32 @@
-"""Files into params: allocate each tensor once, fill it from the mapped files piece by piece."""
+"""Files into params: each tensor allocated once and filled from the files, a block of rows at a
+time; matrices of any published format, the plainest way to hold them that loses nothing.
+"""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from tr.checkpoint.files import Folder, open_folder
+from tr.checkpoint.files import Tensors, open_folder
+from tr.checkpoint.imports.declared import PLAIN, read_scheme
+from tr.checkpoint.imports.gguf import is_gguf, open_gguf
+from tr.checkpoint.imports.hold import fill, pack, packs, recoded, spans
+from tr.checkpoint.imports.report import Held, sentences
+from tr.checkpoint.imports.stored import Stored
 from tr.checkpoint.inventory import Plan, match
-from tr.checkpoint.metadata import (
-    dtype_name,
-    read_eos,
-    read_json,
-    refuse_quantized,
-    stored_dtype,
-)
-from tr.checkpoint.names import Table, target_table
+from tr.checkpoint.metadata import dtype_name, read_eos, read_json, stored_dtype
+from tr.checkpoint.names import Table, target_canonical, target_table
 from tr.model import mtp, text
 from tr.model.config import ModelConfig
 from tr.nn.formats.dense import Dense
-from tr.nn.formats.matrix import Matrix
+from tr.nn.formats.int4 import Int4
+from tr.nn.formats.matrix import Matrix, stays
 from tr.tree import map_tensors, tensors, tree
 
 T = TypeVar("T")
@@ -33,7 +35,9 @@ Arrive = Callable[[str, Dense], Matrix]
 
 @dataclass(frozen=True)
 class Target:
-    """A checkpoint's model. `skipped`: file tensors left unread; `warnings`: one sentence each."""
+    """A checkpoint's model. `skipped`: file tensors left unread; `warnings`: one sentence each;
+    `report`: what became of each tensor that was read.
+    """
 
     config: ModelConfig
     params: text.Params
@@ -41,6 +45,7 @@ class Target:
     eos: tuple[int, ...]
     skipped: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    report: tuple[Held, ...] = ()
 
 
 @tree
@@ -57,47 +62,107 @@ def load_target(
     dtype: torch.dtype | None = None,
     with_mtp: bool = True,
     arrive: Arrive | None = None,
+    requantise: Arrive | None = None,
 ) -> Target:
-    """Load a Hugging Face folder; `dtype` None means the one its config.json declares.
+    """Load a Hugging Face folder, plain or quantised; `dtype` None means the one its config.json
+    declares.
 
-    The multi-token-prediction head is read where the config has one and `with_mtp` asks for it.
-    `arrive` (name, matrix) may put a matrix into another format as soon as it is on the device,
-    before the next one is read.
+    The multi-token-prediction head is read where there is one and `with_mtp` asks for it.
+    A matrix that is quantised in the files is held by its own codes where int4 tiles give the same
+    numbers, else as numbers; with `requantise` (name, matrix) it becomes int4 all the same: by its
+    own codes with rounded scales, or else by what `requantise` makes of the numbers.
+    `arrive` (name, matrix) may put any other matrix into another format as soon as it is on the
+    device, before the next one is read.
     Raises FileNotFoundError and ValueError naming the file or tensor and what to do.
     """
+    opened = open_target(folder, dtype, with_mtp)
+    loading = Loading(opened.files, opened.plan, device, arrive, requantise)
+    weights, report = _load(loading, opened.with_tables(device))
+    return Target(
+        opened.config,
+        weights.text,
+        weights.mtp,
+        opened.eos,
+        opened.plan.skipped,
+        opened.warnings + sentences(report),
+        report,
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that has been matched with its model, of which no tensor is read yet."""
+
+    config: ModelConfig
+    files: Tensors
+    shapes: Weights  # on the meta device
+    plan: Plan
+    eos: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def foreign(self) -> bool:
+        """Whether anything is stored in other than the model's own way."""
+        return any(one.foreign for stored in self.plan.reads.values() for one in stored)
+
+    def with_tables(self, device: torch.device | str) -> Weights:
+        """`shapes` with the rotary tables, which no file has."""
+        own = self.shapes.text
+        rope = text.tables(self.config, own.norm.dtype, str(device))
+        return dataclasses.replace(self.shapes, text=dataclasses.replace(own, rope=rope))
+
+
+def open_target(
+    folder: Path | str, dtype: torch.dtype | None = None, with_mtp: bool = True
+) -> Found:
+    """The first half of `load_target`: headers and small files, every complaint about names."""
     folder = Path(folder)
-    files = open_folder(folder)
-    config = read_shape(folder)
-    dtype = dtype or stored_dtype(read_json(folder / "config.json"))
+    files = None if is_gguf(folder) else open_folder(folder)
+    raw = read_json(folder / "config.json")
+    config, scheme = ModelConfig.from_hf(raw), read_scheme(folder, raw)
+    files = files or open_gguf(folder, config)
+    dtype = dtype or stored_dtype(raw)
     eos, warnings = read_eos(folder)
+    warnings += scheme.notes
     outside = [i for i in eos if i >= config.vocab]
     if outside:
         raise ValueError(
             f"{folder}: eos ids {outside} exceed the vocabulary of {config.vocab} rows"
         )
     with_mtp = with_mtp and config.mtp_layers > 0
+    if with_mtp and not has_mtp(files):
+        with_mtp = False
+        warnings += (
+            f"{folder} has no mtp.* tensors, although its config.json declares a multi-token-"
+            "prediction head: draft=mtp is unavailable",
+        )
+    if files.unlisted:
+        warnings += (
+            f"{len(files.unlisted)} files of {folder} belong to no index and were left unread,"
+            f" {files.unlisted[0]} among them",
+        )
     shapes = skeleton(
         lambda generator: Weights(
             text=text.init(config, generator, dtype),
             mtp=mtp.init(config, generator, dtype) if with_mtp else None,
         )
     )
-    rope = text.tables(config, dtype, str(device))
-    shapes = dataclasses.replace(shapes, text=dataclasses.replace(shapes.text, rope=rope))
-    weights, plan = _load(files, shapes, target_table(config, with_mtp), device, arrive)
+    plan = match(shapes, target_table(config, with_mtp), files, scheme)
     if plan.rounded:
         warnings += (
             f"{len(plan.rounded)} tensors are stored wider than {dtype_name(dtype)} and were "
             f"rounded to it, {plan.rounded[0]} among them",
         )
-    return Target(config, weights.text, weights.mtp, eos, plan.skipped, warnings)
+    return Found(config, files, shapes, plan, eos, warnings + plan.warnings)
+
+
+def has_mtp(files: Tensors) -> bool:
+    return any(target_canonical(name).startswith("mtp.") for name in files.entries)
 
 
 def read_shape(folder: Path | str) -> ModelConfig:
     """The model's shape from a folder's config.json; raises as `load_target`."""
-    raw = read_json(Path(folder) / "config.json")
-    refuse_quantized(raw)
-    return ModelConfig.from_hf(raw)
+    return ModelConfig.from_hf(read_json(Path(folder) / "config.json"))
 
 
 def load_into(
@@ -106,13 +171,19 @@ def load_into(
     table: Table,
     device: torch.device | str = "cpu",
     arrive: Arrive | None = None,
+    requantise: Arrive | None = None,
 ) -> T:
     """`params` with every tensor of `table` read from `folder`, in that tensor's shape and dtype.
 
     Tensors of the table are not read from `params`, so they may be on the meta device (`skeleton`);
     the others move to `device`. Raises as `load_target`.
     """
-    return _load(open_folder(Path(folder)), params, table, device, arrive)[0]
+    folder = Path(folder)
+    config = folder / "config.json"
+    scheme = read_scheme(folder, read_json(config)) if config.is_file() else PLAIN
+    files = open_folder(folder)
+    plan = match(params, table, files, scheme)
+    return _load(Loading(files, plan, device, arrive, requantise), params)[0]
 
 
 def skeleton(build: Callable[[torch.Generator], T]) -> T:
@@ -122,58 +193,81 @@ def skeleton(build: Callable[[torch.Generator], T]) -> T:
     return map_tensors(lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), params)
 
 
-def _load(
-    files: Folder,
-    params: T,
-    table: Table,
-    device: torch.device | str,
-    arrive: Arrive | None = None,
-) -> tuple[T, Plan]:
-    plan = match(params, table, files.entries)
+@dataclass(frozen=True)
+class Piece:
+    """One tensor or matrix of the params, and what became of its file tensors."""
 
-    def place(key: str, tensor: Tensor) -> Tensor:
-        if key in plan.reads:
-            return _fill(files, plan.reads[key], tensor, device)
-        assert not tensor.is_meta, f"{key} is on the meta device and in no file"
-        return tensor.to(device)
+    value: Any
+    report: tuple[Held, ...] = ()
 
-    leaves, spec = pytree.tree_flatten_with_path(params, is_leaf=lambda x: isinstance(x, Dense))
-    new = []
-    for path, leaf in leaves:
-        key = pytree.keystr(path).lstrip(".")
-        if isinstance(leaf, Dense):
-            leaf = dataclasses.replace(leaf, weight=place(f"{key}.weight", leaf.weight))
-            leaf = arrive(key, leaf) if arrive else leaf
-        elif isinstance(leaf, Tensor):
-            leaf = place(key, leaf)
-        new.append(leaf)
-    loaded = pytree.tree_unflatten(new, spec)
+
+@dataclass(frozen=True)
+class Loading:
+    """What is read, where to, and what becomes of matrices on the way; see `load_target`."""
+
+    files: Tensors
+    plan: Plan
+    device: torch.device | str
+    arrive: Arrive | None = None
+    requantise: Arrive | None = None
+
+    def matrix(self, key: str, like: Dense) -> Piece:
+        stored = self.plan.reads[f"{key}.weight"]
+        opened = [one.open() for one in stored]
+        foreign = any(one.foreign for one in stored)
+        if foreign and not stays(like.weight.shape, key):
+            if packs(stored, opened, rounding=self.requantise is not None):
+                return Piece(*pack(stored, opened, self.device))
+        weight = torch.empty(like.weight.shape, dtype=like.weight.dtype, device=self.device)
+        report = fill(stored, opened, weight)
+        made: Matrix = dataclasses.replace(like, weight=weight)
+        if foreign and self.requantise:
+            made = self.requantise(key, made)
+        if self.arrive and isinstance(made, Dense):
+            made = self.arrive(key, made)
+        return Piece(made, recoded(report, weight, made) if isinstance(made, Int4) else report)
+
+    def tensor(self, key: str, like: Tensor) -> Piece:
+        if key not in self.plan.reads:
+            assert not like.is_meta, f"{key} is on the meta device and in no file"
+            return Piece(like.to(self.device))
+        stored = self.plan.reads[key]
+        out = torch.empty(like.shape, dtype=like.dtype, device=self.device)
+        return Piece(out, fill(stored, [one.open() for one in stored], out))
+
+    def pieces(self, params: Any) -> Iterator[Piece]:
+        """Every leaf of `params` in turn; what is not kept is gone before the next one is read."""
+        leaves, _ = pytree.tree_flatten_with_path(params, is_leaf=lambda x: isinstance(x, Dense))
+        for path, leaf in leaves:
+            key = pytree.keystr(path).lstrip(".")
+            if isinstance(leaf, Dense):
+                yield self.matrix(key, leaf)
+            elif isinstance(leaf, Tensor):
+                yield self.tensor(key, leaf)
+            else:
+                yield Piece(leaf)
+
+
+def _load(loading: Loading, params: T) -> tuple[T, tuple[Held, ...]]:
+    values, report = [], []
+    for piece in loading.pieces(params):
+        values.append(piece.value)
+        report += piece.report
+    spec = pytree.tree_structure(params, is_leaf=lambda x: isinstance(x, Dense))
+    loaded = pytree.tree_unflatten(values, spec)
     held = tensors(loaded)
-    for name, key in plan.copies.items():
-        _check_copy(files.read(name), held[key], name, plan.reads[key][0])
-    return loaded, plan
+    for key, copy in loading.plan.copies.items():
+        _check_copy(copy, held[key], loading.plan.reads[key][0])
+    return loaded, tuple(report)
 
 
-def _fill(
-    files: Folder, names: tuple[str, ...], like: Tensor, device: torch.device | str
-) -> Tensor:
-    """One tensor of the shape and dtype of `like`, stacked from file tensors."""
-    out = torch.empty(like.shape, dtype=like.dtype, device=device)
-    start = 0
-    for name in names:
-        part = files.read(name)
-        rows = out[start : start + part.shape[0]]
-        rows.copy_(part.view(rows.shape))
-        start += part.shape[0]
-    assert start == like.shape[0], names
-    return out
-
-
-def _check_copy(copy: Tensor, tensor: Tensor, name: str, original: str) -> None:
-    """Raise unless the file tensor `copy` equals the loaded `tensor`, compared by row blocks."""
-    for ours, theirs in zip(tensor.split(4096), copy.split(4096), strict=True):
-        if not torch.equal(ours, theirs.to(ours)):
+def _check_copy(copy: Stored, tensor: Tensor, original: Stored) -> None:
+    """Raise unless a copy in the files equals the loaded `tensor`, compared by row blocks."""
+    source = copy.open()
+    for start, stop in spans(copy.shape):
+        if not torch.equal(tensor[start:stop], source.weight(start, stop).to(tensor)):
+            ours, theirs = original.spelled, copy.spelled
             raise ValueError(
-                f"{name} differs from {original} although config.json ties them "
+                f"{theirs} differs from {ours} although config.json ties them "
                 "(tie_word_embeddings); set it to false, or drop the copy"
             )

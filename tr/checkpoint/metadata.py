@@ -60,17 +60,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def refuse_quantized(config: Mapping[str, Any]) -> None:
-    for part in (config, text_config(config)):
-        quantized = part.get("quantization_config")
-        if quantized:
-            method = quantized.get("quant_method", "unknown")
-            raise ValueError(
-                f"config.json: weights are quantized (quant_method {method}), and this loader "
-                "reads plain ones; take the model's bfloat16 release"
-            )
-
-
 def read_eos(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """End-of-sequence ids of generation_config.json, and warnings.
 

@@ -44,7 +44,7 @@ def target_table(config: ModelConfig, mtp: bool) -> Table:
         sources["text.lm_head.weight"] = Source(("lm_head.weight",))
     for i, kind in enumerate(config.layer_types):
         sources |= _layer(f"text.layers[{i}]", f"layers.{i}", kind)
-    skip = {"visual.": "vision tower"}
+    skip = {"visual.": "vision tower", "mtp.draft_lm_head.": "a shortened head for drafts"}
     if mtp:
         sources |= {
             "mtp.norm_embedding": Source(("mtp.pre_fc_norm_embedding.weight",)),
@@ -56,7 +56,7 @@ def target_table(config: ModelConfig, mtp: bool) -> Table:
     else:
         skip["mtp."] = "multi-token-prediction head"
     copies = {"lm_head.weight": "text.embed"} if config.tie_embeddings else {}
-    return Table(sources, _target_canonical, _target_spell, skip, copies)
+    return Table(sources, target_canonical, _target_spell, skip, copies)
 
 
 def dflash2_table(layers: int) -> Table:
@@ -129,8 +129,10 @@ def _stack(at: str, *parts: str) -> Source:
     return Source(tuple(f"{at}.{part}.weight" for part in parts))
 
 
-def _target_canonical(name: str) -> str:
-    return name.removeprefix("model.").removeprefix("language_model.")
+def target_canonical(name: str) -> str:
+    for prefix in ("language_model.", "model.", "language_model."):
+        name = name.removeprefix(prefix)
+    return name
 
 
 def _target_spell(name: str) -> str:

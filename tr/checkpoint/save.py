@@ -70,7 +70,7 @@ def save_from(
     for name in texts:
         if Path(name).name != name or name in (SINGLE, INDEX):
             raise ValueError(f"save: extra file {name!r} must be a plain name beside the weights")
-    shards = _shards(_parts(params, table), max_shard_bytes)
+    shards = _shards(file_tensors(params, table), max_shard_bytes)
     with new_folder(Path(folder), overwrite) as new:
         for name, content in texts.items():
             (new / name).write_text(content, encoding="utf-8")
@@ -81,7 +81,7 @@ def save_from(
             (new / INDEX).write_text(_index(shards), encoding="utf-8")
 
 
-def _parts(params: Any, table: Table) -> dict[str, Tensor]:
+def file_tensors(params: Any, table: Table) -> dict[str, Tensor]:
     """File tensors by name: views of the params."""
     have = slots(params)
     parts = {}
