@@ -12,7 +12,7 @@ from tr.decode.step import Model, State, init_state
 from tr.drafts.base import Draft, Feed, Stateless
 from tr.drafts.raw import Raw
 from tr.model.sampling import Sampling
-from tr.nn.formats.kv.cache import Cache
+from tr.nn.formats.kv.cache import Cache, extend
 
 CHUNK = 8192  # keys and values at a time
 
@@ -51,7 +51,7 @@ def state_at(
             for start in range(0, context, CHUNK):
                 n = min(CHUNK, context - start)
                 k, v = (random(n, heads, d).mul_(0.1) for _ in range(2))
-                x.extend(k, v, start)
+                extend(x, k, v, start, model.ops)
         elif isinstance(x, Tensor) and x.is_floating_point():
             x.copy_(random(*x.shape).mul_(0.1))
         return x

@@ -17,7 +17,7 @@ from tr.drafts.lookup import Lookup
 from tr.drafts.oracle import Oracle
 from tr.drafts.raw import Raw
 from tr.model.sampling import sampling
-from tr.nn import attention
+from tr.nn.formats.kv.plain import Plain
 from tr.tree import replace_tensors, tensors, unchecked
 
 CAPACITY, TABLE = 64, 48  # the target's positions, and those of the shorter draft
@@ -110,7 +110,7 @@ def test_logits_that_are_no_numbers_stop_the_text(bad):
     stream = open_stream(m, mtp_draft(m), prompt, sampling(), 64)
     with torch.inference_mode():
         for cache in stream.state.target.layers:
-            if isinstance(cache, attention.State):
+            if isinstance(cache, Plain):
                 cache.v[:, 3] = bad
     before = stream.state.feed.history.clone()
     counts = Counts()

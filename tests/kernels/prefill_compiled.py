@@ -19,7 +19,6 @@ from tests.kernels.compiled_cases import SHAPE
 from tests.kernels.cross import disassemble
 from tr.bench import Draw
 
-
 LONGEST = 1000  # instructions of a loop over blocks; more is the program around it
 
 

@@ -8,7 +8,9 @@ from kernels.gated_delta_step.reference import absorb
 from kernels.registry import select
 from tr.model import mtp, text
 from tr.model.config import FULL, LINEAR, ModelConfig
-from tr.nn import attention, gated_delta_net
+from tr.nn import gated_delta_net
+from tr.nn.formats.kv.coded import Coded
+from tr.nn.formats.kv.plain import Plain
 from tr.tree import map_tensors, replace_tensors, tensors
 
 T = TypeVar("T")
@@ -77,7 +79,7 @@ def meaning(state: text.State) -> dict[str, torch.Tensor]:
     pos, pending = int(state.pos), int(state.pending)
     out = {"pos": state.pos}
     for i, s in enumerate(state.layers):
-        if isinstance(s, attention.State):
+        if isinstance(s, Plain | Coded):
             out |= {f"{i}.k": s.k[:, :pos], f"{i}.v": s.v[:, :pos]}
         else:
             assert isinstance(s, gated_delta_net.State)

@@ -15,6 +15,7 @@ put     ... and back, bit for bit
 import torch
 from torch import Tensor
 
+from kernels.registry import Ops
 from tr.nn.formats.kv.coded import Coded
 from tr.nn.formats.kv.coded import Format as CodedFormat
 from tr.nn.formats.kv.kvarn import Format as KvarnFormat
@@ -39,6 +40,14 @@ FORMATS: dict[str, Format] = {
 def make(name: str, kv_heads: int, capacity: int, d_head: int, like: Tensor) -> Cache:
     """An empty cache of format `name` on the device of `like`, for a model of its dtype."""
     return FORMATS[name].make(kv_heads, capacity, d_head, like)
+
+
+def extend(cache: Cache, k: Tensor, v: Tensor, pos: int, ops: Ops) -> None:
+    """Many rows, k and v [tokens, kv_heads, d] normed and rotated, written at pos ..; in place."""
+    if isinstance(cache, Kvarn):
+        cache.extend(k, v, pos, ops)
+    else:
+        cache.extend(k, v, pos)
 
 
 def rounded(name: str, x: Tensor) -> Tensor:
