@@ -20,6 +20,9 @@ HEADLINES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "dflash2_verify": dict,
     "decode": dict,
     "verify_cost": dict,
+    "prefill": dict,
+    "long_turn": dict,
+    "kv_quality": dict,
     "step_profile": dict,
     "compile_compare": dict,
     "kernel_bench": fast_matmuls,
@@ -29,6 +32,8 @@ HEADLINES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
 EQUAL = {
     "replay_check": "the backend's steps equal eager steps, rows alone equal rows among others",
     "device_check": "the device's texts equal the CPU reference's, up to near ties",
+    "prefill": "a prompt read in two runs on the chunks' grid equals one read whole",
+    "resume_exact": "a conversation taken up again writes what one that never paused writes",
 }
 
 
