@@ -91,7 +91,7 @@ def operators(
             " prefill=bf16 or prefill=int8"
         )
     asked = sizes(shape, config.quant.format, dict.fromkeys(kvs.values()), capacity)
-    return (
-        select(choice, overrides, target, asked),
-        fallbacks(choice, overrides, target, asked),
-    )
+    said = fallbacks(choice, overrides, target, asked)
+    if config.kv.format.startswith("kvarn") and target.type == "cuda":
+        said += ("kv=kvarn: attention has no variant for a card; tile runs, which jit=eager takes",)
+    return select(choice, overrides, target, asked), said
