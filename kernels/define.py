@@ -48,6 +48,7 @@ class Support:
     powers: Mapping[str, int] = field(default_factory=dict)  # a power of two, at least this one
     most: Mapping[str, int] = field(default_factory=dict)
     float8: tuple[int, int] = (0, 0)  # the least capability where the size `float8` is not 0
+    narrow: bool = False  # for caches of 8 or 4 bits alone, which have the size `narrow d_head`
 
     def refusal(self, target: Target, sizes: Mapping[str, int] | None = None) -> str:
         """Why the variant cannot run, or an empty string."""
@@ -62,6 +63,8 @@ class Support:
         if target.type == "cuda" and target.capability >= self.below:
             most = ".".join(map(str, self.below))
             return f"is for compute capabilities below {most}, this is {target}"
+        if self.narrow and "narrow d_head" not in sizes:
+            return "is for caches of 8 or 4 bits"
         for name, size in sizes.items():
             if size % self.multiples.get(name, 1):
                 return f"needs {name} to be a multiple of {self.multiples[name]}, got {size}"

@@ -120,7 +120,7 @@ def choose(
         shapes = (sizes or {}).get(name, ())
         if name in overrides:
             picked[name] = _named(name, overrides[name], target, shapes, f"kernel.{name}")
-        elif choice in VARIANTS[name]:
+        elif choice in VARIANTS[name] and not _gives_way(name, choice, target, shapes):
             picked[name] = _named(name, choice, target, shapes, "kernel.variant")
         else:
             picked[name] = _best(name, target, shapes, choice)
@@ -143,17 +143,29 @@ def fallbacks(
     for name, variant in choose(choice, overrides, device, sizes).items():
         if name in (overrides or {}) or variant == choice:
             continue
-        if choice in FAST:
+        shapes = (sizes or {}).get(name, ())
+        if choice in FAST and not _gives_way(name, choice, target, shapes):
             said.append(f"kernel={choice}: {name} has no such variant; {variant} runs")
         order = BEST_FIRST.get(target.type, BEST_FIRST["cpu"]) if choice == "auto" else ()
         for better in order[: order.index(variant)] if order else ():
             support = getattr(VARIANTS[name].get(better), "support", None)
             if support is None or target.type not in support.devices:
                 continue
+            if _gives_way(name, better, target, shapes):
+                continue
             if variant not in FAST or support.capability <= target.capability < support.below:
-                reason = refusal(name, better, target, (sizes or {}).get(name, ()))
+                reason = refusal(name, better, target, shapes)
                 said.append(f"kernel.{name}={better} {reason}; {variant} runs")
     return tuple(said)
+
+
+def _gives_way(
+    operator: str, variant: str, target: Target, sizes: Sequence[Mapping[str, int]]
+) -> bool:
+    """Whether a variant for narrow caches alone leaves its place, unasked, to the next one."""
+    call = VARIANTS[operator].get(variant)
+    narrow = getattr(getattr(call, "support", None), "narrow", False)
+    return narrow and bool(refusal(operator, variant, target, sizes))
 
 
 def _target(device: torch.device | Target | None) -> Target:

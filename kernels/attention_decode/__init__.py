@@ -11,6 +11,7 @@ from kernels.attention_decode.tile import attention_decode as tile
 from kernels.gpu import HAS_TRITON
 
 if HAS_TRITON:
+    from kernels.attention_decode import gluon as _gluon  # noqa: F401  (registers the variant)
     from kernels.attention_decode import triton as _triton  # noqa: F401  (registers the variant)
 
 __all__ = ["reference", "tile"]

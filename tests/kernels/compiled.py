@@ -29,7 +29,7 @@ import kernels.gpu
 from kernels.define import VARIANTS
 from kernels.int4_matmul.plan import Plan
 from kernels.registry import FAST
-from tests.kernels.compiled_cases import BY_ROWS, CASES, arguments
+from tests.kernels.compiled_cases import BY_ROWS, CASES, arguments, takes
 
 TYPES = {
     torch.float32: "*fp32",
@@ -148,8 +148,9 @@ def keys() -> dict[str, list[str]]:
     """For each kernel whose rows must agree, the distinct compilations of 1, 8 and 16 rows."""
     found: dict[str, set[str]] = {}
     for operator, variant in product(BY_ROWS, FAST):
-        for rows in (1, 8, 16) if variant in VARIANTS[operator] else ():
-            calls = record(VARIANTS[operator][variant], *arguments(operator, rows))
+        for rows in (1, 8, 16):
+            made = arguments(operator, rows)
+            calls = record(VARIANTS[operator][variant], *made) if takes(operator, variant) else []
             for fn, named, options in calls:
                 key = f"{specialised(fn, named)} {options}"
                 found.setdefault(f"{operator} {fn.__name__}", set()).add(key)
@@ -158,7 +159,7 @@ def keys() -> dict[str, list[str]]:
 
 def main(capability: int) -> None:
     for (operator, name, made), variant in product(CASES, FAST):
-        calls = record(VARIANTS[operator][variant], *made) if variant in VARIANTS[operator] else []
+        calls = record(VARIANTS[operator][variant], *made) if takes(operator, variant) else []
         for fn, named, options in calls:
             figures = resources(build(fn, named, options, capability))
             case = f"{operator} {variant} {name}"

@@ -6,6 +6,7 @@ import torch
 
 from kernels import registry  # noqa: F401  (registers every variant)
 from kernels.benches import BENCHES
+from kernels.define import VARIANTS
 from tr.bench import Draw
 from tr.overrides import load
 
@@ -19,6 +20,12 @@ def arguments(operator: str, rows: int, device: str = "meta", **other: Any) -> l
     if "pos" in sizes or operator == "qk_rope_store":
         sizes["capacity"] = SHAPE.max_positions
     return bench.inputs(Draw(device), rows, **sizes)
+
+
+def takes(operator: str, variant: str) -> bool:
+    """Whether the operator has the variant; those for narrow caches: attention_compiled.py."""
+    call = VARIANTS[operator].get(variant)
+    return call is not None and not call.support.narrow  # type: ignore[attr-defined]
 
 
 ATTEND = "dflash_attention"

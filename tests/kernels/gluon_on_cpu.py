@@ -23,6 +23,7 @@ from torch import Tensor
 from triton.experimental.gluon import language
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -104,6 +105,9 @@ class Shared:
 
     def permute(self, order: tuple[int, ...]) -> "Shared":
         return Shared(self.memory.permute(order))
+
+    def slice(self, start: int, length: int, dim: int) -> "Shared":
+        return Shared(self.memory.narrow(dim, start, length))
 
     def spoil(self) -> "Shared":
         """Fill with what no reader may meet: NaN, -1 (two bfloat16 NaN) where that is none."""
@@ -223,7 +227,8 @@ class Product:
 
     def finish(self) -> None:
         a = self.a.memory if isinstance(self.a, Shared) else self.a
-        self.result = value((a.double() @ self.b.memory.double() + self.c.double()).float())
+        c = self.c.result if isinstance(self.c, Product) else self.c
+        self.result = value((a.double() @ self.b.memory.double() + c.double()).float())
 
 
 class Products(threading.local):
@@ -233,16 +238,16 @@ class Products(threading.local):
         self.begun: list[Product] = []
 
     def mma(self, a: Any, b: Shared, c: Any, use_acc: bool = True, is_async: bool = False) -> Any:
-        assert is_async and not isinstance(c, Product)
+        assert is_async
         self.begun.append(Product(a, b, c if use_acc else torch.zeros_like(c)))
         return self.begun[-1]
 
-    def wait(self, pending: int, deps: tuple[Product, ...]) -> Value:
+    def wait(self, pending: int, deps: tuple[Product, ...]) -> Any:
+        """Sums that are still under way may be added to, but have no numbers."""
         while len(self.begun) > pending:
             self.begun.pop(0).finish()
-        (product,) = deps
-        assert product.result is not None, "a product is used that is still under way"
-        return product.result
+        sums = [x if x.result is None else x.result for x in deps]
+        return tuple(sums) if len(sums) > 1 else sums[0]
 
 
 class Language:
@@ -250,7 +255,7 @@ class Language:
 
     float32, bfloat16, float16 = torch.float32, torch.bfloat16, torch.float16
     int16, int32, int64 = torch.int16, torch.int32, torch.int64
-    abs, exp, exp2, rsqrt, log = torch.abs, torch.exp, torch.exp2, torch.rsqrt, torch.log
+    abs, rsqrt, log, log2 = torch.abs, torch.rsqrt, torch.log, torch.log2
     static_range, full_like, zeros_like = range, torch.full_like, torch.zeros_like
 
     def __init__(self, grid: tuple[int, ...]) -> None:
@@ -260,6 +265,7 @@ class Language:
             setattr(self, name, lambda *arguments: None)
         for name in ("DistributedLinearLayout", "DotOperandLayout", "NVMMADistributedLayout"):
             setattr(self, name, lambda *arguments: None)
+        self.NVMMASharedLayout = lambda *arguments: None
         for name in ("convert_layout", "multiple_of", "max_contiguous"):
             setattr(self, name, lambda x, *arguments, **named: x)
 
@@ -267,7 +273,7 @@ class Language:
         """What a kernel's module has of Triton, by id -> what stands for it; of 3.6 and of 3.9."""
         found = {id(language): self, id(triton.language): self, id(mma_v2): self.mma_v2}
         found |= {id(mbarrier): self.barriers, id(async_copy): self.copies}
-        found |= {id(warpgroup_mma): self.products.mma}
+        found |= {id(warpgroup_mma): self.products.mma, id(fence_async_shared): lambda: None}
         found |= {id(warpgroup_mma_wait): self.products.wait}
         loads = ("async_copy_global_to_shared", "async_load")
         for owner, names, stands in (
@@ -333,11 +339,28 @@ class Language:
     def reshape(self, x: Tensor, shape: list[int]) -> Tensor:
         return x.reshape(shape)
 
+    def join(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack([a, b], -1)
+
+    def gather(self, x: Tensor, index: Tensor, axis: int) -> Tensor:
+        return x.gather(axis, index.long())
+
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x[..., 0], x[..., 1]
 
+    def exp(self, x: Tensor) -> Tensor:
+        return torch.exp(x.double()).float()  # torch's fp32 one depends on the shape
+
+    def exp2(self, x: Tensor) -> Tensor:
+        return torch.exp2(x.double()).float()
+
     def sum(self, x: Tensor, axis: int | None = None) -> Tensor:
-        return x.sum(axis)
+        """Halves on each other, as lanes do it; torch's order depends on the shape."""
+        x, axis = (x.flatten(), 0) if axis is None else (x, axis)
+        while (n := x.shape[axis]) > 1:
+            assert n % 2 == 0
+            x = x.narrow(axis, 0, n // 2) + x.narrow(axis, n // 2, n // 2)
+        return x.squeeze(axis)
 
     def max(self, x: Tensor, axis: int) -> Tensor:
         return x.amax(axis)
@@ -350,6 +373,12 @@ class Language:
             return tuple(value(128 + (x >> i & 15)).bfloat16() for i in (0, 4, 8, 12))
         if "bar.warp.sync" in asm:
             return x
+        if "0xA380A380" in asm:  # 2^-9 of code - 7.5, of each of the four codes of a word
+            return tuple(value(((x >> i & 15) - 7.5) / 512).half() for i in (0, 4, 8, 12))
+        if "e4m3x2" in asm or "0xE480E480" in asm:  # each of a word's four bytes
+            kind = torch.float8_e4m3fn if "e4m3x2" in asm else torch.int8
+            each = torch.stack([x >> i & 255 for i in (0, 8, 16, 24)]).to(torch.uint8)
+            return tuple(value(part).half() for part in each.as_subclass(Tensor).view(kind))
         if "ex2" in asm:
             return value(torch.exp2(x))
         if "rcp" in asm:
