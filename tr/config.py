@@ -26,7 +26,7 @@ PLANNED = {  # names that a later stage builds: refused as such, not as typing e
     "draft": (),
     "jit": ("tensorrt",),
 }
-QUANT_METHODS = ("rtn", "mse", "gptq", "gptaq", "tuned", "rounded")
+QUANT_METHODS = ("rtn", "mse", "gptq", "gptaq", "refined", "tuned")
 KV_FORMATS = ("bf16", "fp8", "int8", "int4", "kvarn", "kvarn_v4")
 DEPTH = 64  # layers of the target that draft.random.taps are stated for
 GRID = 64  # tokens by which the delta rule goes
@@ -153,8 +153,8 @@ class Quant:
 
     rtn at load; +exp=quantize makes a checkpoint by any. rtn: by the ends of a group's weights;
     mse: by the range of least error; gptq: each error carried on to later inputs; gptaq: that
-    toward the unquantised model's outputs; tuned and rounded: then scales, minimums, norms (and
-    codes) by the KL divergence of the whole model.
+    toward the unquantised model's outputs; refined: then codes and scales fitted to each other;
+    tuned: then scales, minimums and norms by the KL divergence of the whole model.
     `search`: of gptq's ranges: none, plain, hessian (weighted by what an error costs). `damp`: of
     the Hessian, in mean diagonals. `ordered`: inputs of most power first, groups whole. The
     embedding stays in bf16; `head` and `mtp` go by the method (same) or stay too (bf16); a `draft`

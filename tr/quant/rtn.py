@@ -18,12 +18,10 @@ from kernels.int4_matmul.layout import GROUP, ROWS
 from tr.model import text
 from tr.nn.formats.dense import Dense, dense
 from tr.nn.formats.int4 import Int4, int4
-from tr.nn.formats.matrix import Matrix
+from tr.nn.formats.matrix import Matrix, stays
 
 T = TypeVar("T")
 BLOCK = 2**25  # weights in flight: about half a GiB of fp32 temporaries
-SMALLEST = 128  # output or input width below which a matrix is not worth converting
-KEPT = ("in_ba",)  # gates of the recurrence: 0.35 % of the bytes, and its decay depends on them
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,6 @@ def quantise(dense: Dense, name: str = "weight") -> tuple[Int4, Converted]:
     done = Int4(tiles=torch.cat(tiles), splits=dense.splits)
     bits = done.tiles.nbytes * 8 / (n * k)
     return done, Converted(name, (n, k), bits, (error / total) ** 0.5 if total else 0.0)
-
-
-def stays(shape: Sequence[int], name: str = "") -> bool:
-    """Whether the matrix `name` is small or one of KEPT, and so remains as it is."""
-    return min(shape) < SMALLEST or name.rpartition(".")[2] in KEPT
 
 
 def arrive(name: str, dense: Dense) -> Matrix:

@@ -1,9 +1,9 @@
 """Non-uniform 4-bit weights: entries of a shared 16-entry table, groups of 32 with small scales.
 
-weight = table[code] * row * 2^(-exponent / 8), rounded once to bfloat16: `row` is a bfloat16 scale
-of the output row, the exponent 0..31 a group's own. A bit of the group picks one of two tables of
-int8 entries, the second one shifted by 4. Per weight: 4 bits of code, 6 / 32 of its group, 16 / k
-of its row: 4.23 at k = 384, 4.19 at 5120.
+weight = table[code] * row * 2^(-octaves * exponent), rounded once to bfloat16: `row` is a bfloat16
+scale of the output row, `octaves` the matrix's, the exponent 0..15 a group's own. Two bits of the
+group pick one of four tables of int8 entries: plain, shifted by 4, and the negatives of both. Per
+weight: 4 bits of code, 6 / 32 of its group, 16 / k of its row: 4.23 at k = 384, 4.19 at 5120.
 Tables and the bit that shifts them: ik_llama.cpp's IQ4_KS.
 """
 
@@ -11,36 +11,38 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import BFloat16, Float, UInt8
+from jaxtyping import BFloat16, Float, Float32, UInt8
 from torch import Tensor
 
 from kernels.registry import Ops
 from tr.tree import static, tree
 
 GROUP = 32
-STEPS = 8  # exponents per octave
-EXPONENTS = 32
+EXPONENTS = 16
+TABLES = 4
 UNIT = 128  # inputs whose four groups' bits fill three bytes
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 SHIFT = 4
 
 
-def tables(device: torch.device | str = "cpu") -> Float[Tensor, "tables=2 levels=16"]:
-    """Both tables as fractions of 128, ascending."""
+def tables(device: torch.device | str = "cpu") -> Float[Tensor, "tables=4 levels=16"]:
+    """All tables as fractions of 128, each ascending."""
     first = torch.tensor(TABLE, dtype=torch.float32, device=device)
-    return torch.stack([first, first + SHIFT]) / 128
+    both = torch.stack([first, first + SHIFT])
+    return torch.cat([both, -both.flip(1)]) / 128
 
 
-def scales(row: Tensor, exponent: Tensor) -> Tensor:
-    """row [n, 1] and exponent [n, groups] -> fp32 [n, groups]."""
-    return row.float() * torch.exp2(-exponent.float() / STEPS)
+def scales(row: Tensor, octaves: Tensor, exponent: Tensor) -> Tensor:
+    """row [n, 1], octaves [] and exponent [n, groups] -> fp32 [n, groups]."""
+    return row.float() * torch.exp2(-octaves * exponent.float())
 
 
 @tree
 class Table4:
     codes: UInt8[Tensor, "out half_in"]  # the even input in the low half of a byte
-    groups: UInt8[Tensor, "out packed"]  # per group exponent and table bit: 6 bits, 4 in 3 bytes
+    groups: UInt8[Tensor, "out packed"]  # per group exponent and table: 6 bits, 4 in 3 bytes
     row: BFloat16[Tensor, " out"]
+    octaves: Float32[Tensor, ""]  # between neighbouring exponents
     splits: tuple[int, ...] = static()
 
     @property
@@ -50,7 +52,7 @@ class Table4:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.groups.nbytes + self.row.nbytes
+        return sum(t.nbytes for t in (self.codes, self.groups, self.row, self.octaves))
 
     @property
     def device(self) -> torch.device:
@@ -62,7 +64,8 @@ class Table4:
         exponent, which = unpack_groups(self.groups)
         levels = tables(self.device)[which]  # [out, groups, 16]
         entries = levels.gather(2, codes.long().unflatten(1, (-1, GROUP)))
-        return (entries * scales(self.row[:, None], exponent)[..., None]).flatten(1).to(dtype)
+        scale = scales(self.row[:, None], self.octaves, exponent)[..., None]
+        return (entries * scale).flatten(1).to(dtype)
 
     def sequence(
         self, x: Float[Tensor, "... in"], ops: Ops | None = None
@@ -80,9 +83,10 @@ def pack(
     exponent: Float[Tensor, "out groups"],
     which: Float[Tensor, "out groups"],
     row: BFloat16[Tensor, " out"],
+    octaves: Float32[Tensor, ""],
     splits: Sequence[int],
 ) -> Table4:
-    """Codes 0..15, exponents 0..31 and table numbers 0 or 1, of any dtype."""
+    """Codes and exponents 0..15 and table numbers 0..3, of any dtype."""
     if codes.shape[1] % UNIT:
         raise ValueError(
             f"table4: the input width must be a multiple of {UNIT}, got {codes.shape[1]}"
@@ -92,13 +96,14 @@ def pack(
         codes=pairs[..., 0] | pairs[..., 1] << 4,
         groups=pack_groups(exponent, which),
         row=row,
+        octaves=octaves,
         splits=tuple(splits),
     )
 
 
 def pack_groups(exponent: Tensor, which: Tensor) -> UInt8[Tensor, "out packed"]:
-    """Four groups' six bits, exponent above table bit, in three bytes, the first group lowest."""
-    six = (exponent.to(torch.int32) * 2 + which.to(torch.int32)).unflatten(1, (-1, 4))
+    """Four groups' six bits, exponent above table, in three bytes, the first group lowest."""
+    six = (exponent.to(torch.int32) * TABLES + which.to(torch.int32)).unflatten(1, (-1, 4))
     word = (six << torch.arange(0, 24, 6, dtype=torch.int32, device=six.device)).sum(
         -1, dtype=torch.int32
     )
@@ -113,4 +118,4 @@ def unpack_groups(packed: Tensor) -> tuple[Tensor, Tensor]:
     word = (triples << shift).sum(-1, dtype=torch.int32)
     six = (word[..., None] >> torch.arange(0, 24, 6, dtype=torch.int32, device=word.device)) & 63
     six = six.flatten(1).long()
-    return six >> 1, six & 1
+    return six // TABLES, six % TABLES

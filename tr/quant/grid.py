@@ -1,0 +1,51 @@
+"""The uniform grid: a weight is code * scale + minimum in fp32, rounded once to bfloat16.
+
+Every quantiser chooses its codes against these numbers, which are those of `layout.dequantise`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LEVELS = 16
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Groups of one scale and one minimum for each row: both [n, 1] bfloat16."""
+
+    scale: Tensor
+    minimum: Tensor
+
+    def codes(self, w: Tensor) -> Tensor:
+        """The nearest levels to w [n, c], as fp32."""
+        return nearest(w, self.scale.float(), self.minimum.float())
+
+    def values(self, codes: Tensor) -> Tensor:
+        """[n, c] fp32."""
+        return restore(codes, self.scale, self.minimum)
+
+
+def nearest(w: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
+    """Codes of w by parameters that broadcast with it, all fp32."""
+    return ((w - minimum) / scale).round_().clamp_(0, LEVELS - 1)
+
+
+def restore(codes: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
+    """The numbers that codes stand for, in fp32; parameters broadcast with them."""
+    return (codes.float() * scale.float() + minimum.float()).bfloat16().float()
+
+
+def ends(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """scale and minimum, bfloat16, of grids from `low` to `high`; scale is 1 where both agree."""
+    minimum, scale = low.bfloat16(), ((high - low) / (LEVELS - 1)).bfloat16()
+    if not (minimum.isfinite() & scale.isfinite()).all():
+        raise ValueError("int4: the weights hold infinite or missing numbers")
+    return torch.where(scale == 0, 1.0, scale), minimum
+
+
+def plain(w: Tensor, weight: Tensor | None = None) -> Uniform:
+    """The grid between the ends of each row of w [n, group]."""
+    low, high = w.aminmax(dim=-1, keepdim=True)
+    return Uniform(*ends(low, high))
