@@ -5,6 +5,7 @@ interruption goes on from them. What `probe_layer` times is one layer of the mod
 random weights, for an estimate of the whole.
 """
 
+import hashlib
 import json
 import shutil
 import time
@@ -33,9 +34,11 @@ from tr.quant.shelf import Files
 from tr.quant.tune import Settings, tune
 from tr.report.progress import progress
 from tr.report.record import Outcome
+from tr.tree import tensors
 
 STAGES = 4  # of a layer: into the mixer, out of it, into the MLP, out of it
 HEAD_ROWS = 16384  # of the head that are timed
+PROBED = 1024  # numbers of a tensor that tell one model from another
 TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -78,10 +81,10 @@ def run(config: Config) -> Outcome:
     made = Recipe(**{k: getattr(config.quant, k) for k in ("method", "search", "damp", "ordered")})
     ids = texts(loaded.params, tokenizer, o) if made.calibrated else []
     note = describe(config.quant, o, ids)
-    origin = digest([[p.stat().st_size for p in sorted(source.glob("*.safetensors"))]])
-    shelf = Files(place.with_name(f".{place.name}.parts"), {**note, "source": origin})
-    seconds: dict[str, float] = {}
-    params, head = quantise(loaded, ids, made, plan_of(config, o, made), seconds, shelf)
+    plan, seconds = plan_of(config, o, made), {}
+    decided = {**note, "model": fingerprint(loaded), "activations": str(plan.dtype)}
+    shelf = Files(place.with_name(f".{place.name}.parts"), decided)
+    params, head = quantise(loaded, ids, made, plan, seconds, shelf)
     if made.method == "tuned":
         params = learn(loaded.params, params, batch(ids, device), made, o, seconds)
     extra = {name: (source / name).read_text() for name in TEXTS if (source / name).is_file()}
@@ -106,6 +109,14 @@ def describe(quant: Quant, o: Text, ids: Ids) -> dict[str, Any]:
     own = {k: getattr(quant, k) for k in ("method", "search", "damp", "ordered", "head", "mtp")}
     text = {"sequences": len(ids), "tokens": sum(map(len, ids)), "sha256": digest(ids)}
     return {**own, "calibration": {**text, "seed": o.seed}}
+
+
+def fingerprint(loaded: Target) -> str:
+    """16 hexadecimal digits of the first numbers of every tensor."""
+    own = hashlib.sha256()
+    for tensor in tensors((loaded.params, loaded.mtp)).values():
+        own.update(tensor.flatten()[:PROBED].float().cpu().numpy().tobytes())
+    return own.hexdigest()[:16]
 
 
 def texts(params: text.Params, tokenizer: Tokenizer, o: Text, judged: Ids | None = None) -> Ids:

@@ -27,7 +27,7 @@ def test_sizes_name_operators_and_what_int4_takes():
     assert {(16384, 5120), (5120, 17408), (248320, 5120), (5120, 10240)} <= pairs
     head = {"d_head": 256, "rotary": 64, "capacity": 200_192}
     assert found["attention_decode"] == [
-        {**head, "float8": 1, "narrow d_head": 256},
+        {**head, "float8": 1, "narrow d_head": 256, "4-bit codes": 0},
         {**head, "float8": 0},
     ]
     assert found["gated_delta_step"][0]["channels"] == 10240

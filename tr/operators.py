@@ -25,7 +25,8 @@ def sizes(shape: ModelConfig, quant: str, kvs: Iterable[str], capacity: int) -> 
     widths = [{"d": shape.d_model}]
     heads: list[dict[str, int]] = []
     for kv in kvs:
-        narrow = {"narrow d_head": shape.d_head} if kv in NARROW else {}
+        narrow = {"narrow d_head": shape.d_head, "4-bit codes": int(kv == "int4")}
+        narrow = narrow if kv in NARROW else {}
         sizes = {"d_head": shape.d_head, "rotary": shape.rotary_dim, "float8": int(kv == "fp8")}
         heads.append({**sizes, **narrow})
     delta = {"channels": shape.delta.channels, "inner": shape.v_heads * shape.d_v}

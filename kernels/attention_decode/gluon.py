@@ -759,7 +759,7 @@ def launch(
         capability=(9, 0),
         below=(10, 0),
         powers={"d_head": D},
-        most={"d_head": D},
+        most={"d_head": D, "4-bit codes": 0},  # in a short text their rotation takes 19 to 320 us
         multiples={"capacity": BLOCK},
         narrow=True,
     ),

@@ -12,7 +12,7 @@ What a decoding step does around its matmuls belongs to them, so that a layer is
 launches: `int4_matmul_beside` multiplies a small dense matrix too, `int4_gate_up` ends in SwiGLU,
 `int4_add_norm` in the residual sum and the norm that follows. A program sees a part of each row, so
 that norm may come in parts (reference.py): rows with their gain, shares of their mean square, and
-sums by group, which the next matmul needs and otherwise takes in every program.
+sums by group, which the next matmul needs anyway and would otherwise take in every program.
 """
 
 from kernels.gpu import HAS_TRITON

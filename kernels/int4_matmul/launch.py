@@ -53,10 +53,9 @@ def check(
             f" {n} output rows"
         )
     for name, t in given.items():
-        wanted = (rows, k // GROUP if name == "sums" else max(t.shape[-1], 1))
-        if t.shape != wanted or t.dtype != torch.float32:
+        if t.shape != (rows, k // GROUP) or t.dtype != torch.float32:
             raise ValueError(
-                f"{operator}: {name} must be fp32 of shape {wanted}, got {t.dtype} of"
+                f"{operator}: {name} must be fp32 of shape {(rows, k // GROUP)}, got {t.dtype} of"
                 f" {tuple(t.shape)}"
             )
     for name, t in others.items():
@@ -68,17 +67,4 @@ def check(
         raise ValueError(
             f"{operator}: tensor cores multiply bfloat16 here, got {x.dtype}; use"
             f" kernel.{operator}=tile"
-        )
-
-
-def check_add_norm(
-    x: Tensor, tiles: Tensor, residual: Tensor, gain: Tensor, sums: Tensor | None, packed: bool
-) -> None:
-    """`check`, and the residual and the gain."""
-    rows, n = residual.shape
-    check("int4_add_norm", x, tiles, n, packed, sums, None, residual=residual, gain=gain)
-    if n % GROUP or rows != x.shape[0] or gain.shape != (n,):
-        raise ValueError(
-            f"int4_add_norm: residual of {tuple(residual.shape)}, gain of {tuple(gain.shape)} and x"
-            f" of {tuple(x.shape)} do not fit, or the output is no multiple of {GROUP}"
         )

@@ -47,7 +47,7 @@ def int4_matmul(
     """x [rows, k], tiles (layout.py) of sum(splits) output rows -> [rows, n] in x's dtype.
 
     `sums` [rows, k / 128] fp32 are x's sums by group, for variants that want them; with `squares`
-    [rows, shares] fp32, however many, a row stands for x rsqrt(sum(squares)).
+    of that shape a row stands for x rsqrt(sum(squares)).
     """
     xf = wide(x)
     weight = dequantise(tiles, sum(splits), xf.dtype)
@@ -106,9 +106,8 @@ def int4_add_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """s = residual + W x and its norm with gain 1 + gain, in the parts that int4_matmul takes.
 
-    Gives s, normed [rows, n], sums [rows, n / 128] and squares [rows, shares]: the norm of s is
-    normed rsqrt(sum(squares)), `sums` are normed's sums by group. n is a multiple of 128. A variant
-    may have other shares than n / 128, and may leave the sums to their reader: [rows, 0].
+    Gives s, normed [rows, n], sums and squares [rows, n / 128]: the norm of s is
+    normed rsqrt(sum(squares)), `sums` are normed's sums by group. n is a multiple of 128.
     """
     delta = int4_matmul(x, tiles, [residual.shape[1]], sums)
     s, normed = add_rms_norm(residual, delta, gain, eps)

@@ -38,7 +38,7 @@ from kernels.gpu import (
     power_of_two,
     wait_for_inputs,
 )
-from kernels.int4_matmul.launch import card, check, check_add_norm, slots
+from kernels.int4_matmul.launch import card, check, slots
 from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
 from kernels.int4_matmul.plan import Plan, plan
 from kernels.int4_matmul.reference import (
@@ -264,11 +264,11 @@ def _added(
 
 
 @triton.jit
-def _shares(squares_ptr, col, live, parts, SHARES: tl.constexpr):
-    """Shares of the mean squares of the rows `col`, [columns, SHARES]."""
-    part = tl.arange(0, SHARES)[None, :]
-    mask = live[:, None] & (part < parts)
-    return tl.load(squares_ptr + col[:, None] * parts + part, mask=mask, other=0.0)
+def _shares(squares_ptr, col, live, groups, GROUPS: tl.constexpr):
+    """Shares of the mean squares of the rows `col`, [columns, GROUPS]."""
+    g = tl.arange(0, GROUPS)[None, :]
+    mask = live[:, None] & (g < groups)
+    return tl.load(squares_ptr + col[:, None] * groups + g, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -287,9 +287,8 @@ def _beside(
     rows,
     n,
     groups,
-    parts,
     SCALED: tl.constexpr,
-    SHARES: tl.constexpr,
+    GROUPS: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -314,7 +313,7 @@ def _beside(
         weight += _BESIDE_INPUTS
         x += _BESIDE_INPUTS
     if SCALED:
-        shares = _shares(squares_ptr, col, live, parts, SHARES)
+        shares = _shares(squares_ptr, col, live, groups, GROUPS)
         acc = acc * _unit(shares, live)[None, :]
     z = z_ptr + col[None, :] * n + row[:, None]
     tl.store(z, rounded(acc, dtype).to(dtype), mask=(row < n)[:, None] & live[None, :])
@@ -335,11 +334,11 @@ def _finish(
     out_squares_ptr,
     rows,
     n,
-    parts,
+    groups,
     eps,
     FORM: tl.constexpr,
     SCALED: tl.constexpr,
-    SHARES: tl.constexpr,
+    GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
     WARPS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -360,7 +359,7 @@ def _finish(
         s = tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
         gain = tl.load(gain_ptr + tl.broadcast_to(out, (COLUMNS, OUT))).to(tl.float32)
     if SCALED:
-        shares = _shares(squares_ptr, col, col < rows, parts, SHARES)
+        shares = _shares(squares_ptr, col, col < rows, groups, GROUPS)
     place = col[:, None] * BLOCK + row
     total, up = _added(slots_ptr, begin, end, place, live, SLOT, APART, AT_ONCE)
     if SCALED:
@@ -384,11 +383,11 @@ def _finish(
         g = block * OUT_GROUPS + tl.arange(0, OUT_GROUPS)[None, :]
         share = col[:, None] * (n // _GROUP) + g
         some = (col < rows)[:, None] & (g >= 0)
-        each = h.reshape(COLUMNS, OUT_GROUPS, OUT // OUT_GROUPS)
-        tl.store(out_sums_ptr + share, tl.sum(each, axis=2), mask=some)
+        parts = h.reshape(COLUMNS, OUT_GROUPS, OUT // OUT_GROUPS)
+        tl.store(out_sums_ptr + share, tl.sum(parts, axis=2), mask=some)
         if FORM == _ADD_NORM:
-            each = (s * s).reshape(COLUMNS, OUT_GROUPS, OUT // OUT_GROUPS)
-            squares = tl.sum(each, axis=2) / n + tl.where(g == 0, eps, 0.0)
+            parts = (s * s).reshape(COLUMNS, OUT_GROUPS, OUT // OUT_GROUPS)
+            squares = tl.sum(parts, axis=2) / n + tl.where(g == 0, eps, 0.0)
             tl.store(out_squares_ptr + share, squares, mask=some)
 
 
@@ -398,7 +397,7 @@ def _int4_matmul_kernel(
     tiles_ptr,  # int16
     parameters_ptr,  # the same memory as int32
     sums_ptr,  # [rows, groups] fp32: of x
-    squares_ptr,  # [rows, parts] fp32: x counts times rsqrt of their sum
+    squares_ptr,  # [rows, groups] fp32: x counts times rsqrt of their sum
     slots_ptr,  # [programs + blocks, 16, 64 ROW_TILES] fp32
     counters_ptr,  # [blocks] int32, all 0 between launches
     beside_ptr,  # [beside_n, k]
@@ -413,14 +412,13 @@ def _int4_matmul_kernel(
     n,
     blocks,
     groups,
-    parts,
     beside_n,
     eps,
     FORM: tl.constexpr,
     BESIDE: tl.constexpr,  # programs for the dense matrix, in front
     SUMS: tl.constexpr,
     SCALED: tl.constexpr,
-    SHARES: tl.constexpr,
+    GROUPS: tl.constexpr,
     ROW_TILES: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
@@ -441,9 +439,8 @@ def _int4_matmul_kernel(
             rows,
             beside_n,
             groups,
-            parts,
             SCALED,
-            SHARES,
+            GROUPS,
             STAGES,
             PACKED,
         )
@@ -504,11 +501,11 @@ def _int4_matmul_kernel(
                         out_squares_ptr,
                         rows,
                         n,
-                        parts,
+                        groups,
                         eps,
                         FORM,
                         SCALED,
-                        SHARES,
+                        GROUPS,
                         BLOCK,
                         WARPS,
                         FEW,
@@ -528,11 +525,11 @@ def _int4_matmul_kernel(
                         out_squares_ptr,
                         rows,
                         n,
-                        parts,
+                        groups,
                         eps,
                         FORM,
                         SCALED,
-                        SHARES,
+                        GROUPS,
                         BLOCK,
                         WARPS,
                         _COLUMNS,
@@ -562,7 +559,6 @@ def _launch(
     blocks = row_tiles // chosen.row_tiles
     size = (chosen.programs + blocks) * chosen.row_tiles * ROWS * MAX_ROWS
     room = slots(x.device, power_of_two(size))
-    parts = groups if squares is None else squares.shape[1]
     extra = 0 if beside is None else triton.cdiv(beside.shape[0], BESIDE_ROWS)
     if not y.numel():
         return
@@ -591,14 +587,13 @@ def _launch(
         n,
         blocks,
         groups,
-        parts,
         0 if beside is None else beside.shape[0],
         eps,
         FORM=form,
         BESIDE=extra,
         SUMS=sums is not None,
         SCALED=squares is not None,
-        SHARES=power_of_two(parts),
+        GROUPS=power_of_two(groups),
         ROW_TILES=chosen.row_tiles,
         STAGES=chosen.stages,
         PACKED=packed,
@@ -666,7 +661,12 @@ def launch_add_norm(
     packed: bool = not INTERPRETED,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, n = residual.shape
-    check_add_norm(x, tiles, residual, gain, sums, packed)
+    check("int4_add_norm", x, tiles, n, packed, sums, None, residual=residual, gain=gain)
+    if n % GROUP or rows != x.shape[0] or gain.shape != (n,):
+        raise ValueError(
+            f"int4_add_norm: residual of {tuple(residual.shape)}, gain of {tuple(gain.shape)} and x"
+            f" of {tuple(x.shape)} do not fit, or the output is no multiple of {GROUP}"
+        )
     chosen = chosen or plan(*tiles.shape[:2], card(x.device), unit=2)
     s, normed = torch.empty_like(residual), torch.empty_like(residual)
     shares = [x.new_empty(rows, n // GROUP, dtype=torch.float32) for _ in range(2)]

@@ -1,9 +1,5 @@
 """The Gluon variants without a GPU: their own code over torch; tests/kernels/gluon_on_cpu.py."""
 
-import json
-import os
-import subprocess
-import sys
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +7,6 @@ import torch
 
 from kernels.benches import BENCHES
 from kernels.define import VARIANTS
-from kernels.int4_matmul import layout
 from kernels.int4_matmul.plan import Card
 from kernels.int4_matmul.reference import group_sums
 from kernels.silu_mul.reference import silu_mul
@@ -24,7 +19,6 @@ pytest.importorskip("triton")
 import kernels.gated_delta_step.gluon as module  # noqa: E402
 import kernels.gpu  # noqa: E402
 import kernels.int4_matmul.gluon as int4  # noqa: E402
-from kernels.int4_matmul import gluon_add_norm, gluon_ring, gluon_stripes  # noqa: E402
 from tests.kernels import gluon_on_cpu  # noqa: E402
 from tests.kernels.gluon_on_cpu import launches  # noqa: E402
 
@@ -107,53 +101,34 @@ def test_other_shapes_are_refused_by_the_name_of_a_variant_that_takes_them(chang
         module.gated_delta_step(*arguments)
 
 
-# n, groups, tiles of a block or 0 for stripes, programs, stages, given: which of sums and squares
-INT4 = [
-    pytest.param(256, 2, 4, 1, 4, (False, False), id="one block"),
-    pytest.param(512, 3, 4, 2, 9, (True, False), id="a block a program"),
-    pytest.param(256, 9, 2, 2, 5, (True, True), id="a low block a program, ring"),
-    pytest.param(200, 7, 2, 2, 4, (False, True), id="ring, low blocks, padded"),
-    pytest.param(1088, 3, 4, 2, 4, (False, True), id="two and three blocks, padded"),
-    pytest.param(1280, 5, 4, 4, 4, (True, True), id="ring, one and two blocks"),
-    pytest.param(1024, 4, 4, 1, 5, (False, False), id="ring, all blocks of one program"),
-    pytest.param(256, 4, 0, 1, 3, (False, False), id="stripes, one block"),
-    pytest.param(512, 5, 0, 5, 4, (True, True), id="stripes, shared blocks"),
-    pytest.param(200, 7, 0, 5, 3, (False, True), id="stripes, ring, a shared block, padded"),
-    pytest.param(512, 9, 0, 5, 3, (True, True), id="stripes, ring, shared blocks"),
-    pytest.param(1088, 4, 0, 2, 2, (True, False), id="stripes over blocks, ring, padded"),
-    pytest.param(1024, 4, 0, 1, 3, (False, True), id="stripes, all blocks of one program"),
+INT4 = [  # blocks of 256 output rows; given: which of sums and squares
+    pytest.param(256, 2, 1, 10, (False, False), id="one block"),
+    pytest.param(512, 3, 2, 10, (True, False), id="a block a program"),
+    pytest.param(512, 5, 5, 10, (True, True), id="shared blocks"),
+    pytest.param(1088, 3, 2, 10, (False, True), id="stripes over blocks, padded"),
+    pytest.param(200, 7, 5, 3, (False, True), id="ring, a shared block, padded"),
+    pytest.param(512, 9, 5, 3, (True, True), id="ring, shared blocks"),
+    pytest.param(1088, 4, 2, 2, (True, False), id="ring, stripes over blocks, padded"),
+    pytest.param(1024, 4, 1, 3, (False, False), id="ring, all blocks of one program"),
 ]
 
 
-def vary(tiles):
-    """Give each output row and group a scale and a minimum of its own."""
-    parameters = tiles.view(torch.bfloat16)[:, :, layout.ROWS :]
-    parameters *= 0.5 + torch.rand_like(parameters)
-
-
 def int4_inputs(rows, n, groups, given):
-    """x, tiles, then sums and squares or None; of the squares three shares a group."""
-    x, tiles, sums, squares = BENCHES["int4_gate_up"].inputs(Draw("cpu"), rows, n=n, k=128 * groups)
-    squares = torch.cat([squares / 2, squares / 4, squares / 4], 1)
-    vary(tiles)
-    parts = zip((sums, squares), given, strict=True)
-    return x, tiles, *(part if wanted else None for part, wanted in parts)
+    """x, tiles, then sums and squares or None."""
+    x, tiles, *parts = BENCHES["int4_gate_up"].inputs(Draw("cpu"), rows, n=n, k=128 * groups)
+    return x, tiles, *(t if wanted else None for t, wanted in zip(parts, given, strict=True))
 
 
-def int4_run(operator, arguments, tall, programs, stages):
+def int4_run(operator, arguments, programs, stages, most_blocks=int4.MOST_BLOCKS):
     """With so many programs and a ring of so many stages; counters must be left at zero."""
     arrivals = torch.zeros(8, dtype=torch.int32)
-    deal = (tall, programs) if tall else None
-    with (
-        patch.multiple(int4, ring=lambda *_, **__: deal, ring_beside=lambda *_: deal),
-        patch.object(gluon_ring, "MOST_STAGES", stages),
-        patch.multiple(
-            gluon_stripes,
-            card=lambda device: Card(programs, 0),
-            counters=lambda device, n: arrivals[:n],
-            slots=lambda device, n: torch.full((n,), torch.nan),
-            STRIPE_STAGES=stages,
-        ),
+    with patch.multiple(
+        int4,
+        card=lambda device: Card(programs, 0),
+        counters=lambda device, n: arrivals[:n],
+        slots=lambda device, n: torch.full((n,), torch.nan),
+        MOST_STAGES=stages,
+        MOST_BLOCKS=most_blocks,
     ):
         out = VARIANTS[operator]["gluon"](*arguments)
     assert not arrivals.any()
@@ -163,190 +138,70 @@ def int4_run(operator, arguments, tall, programs, stages):
 def rows_of(arguments, rows):
     """x, sums and squares of some rows, all else as it is."""
     x, tiles, *others = arguments
-    own = len(x)
-    return x[rows], tiles, *(t[rows] if torch.is_tensor(t) and len(t) == own else t for t in others)
+    return x[rows], tiles, *(t[rows] if torch.is_tensor(t) else t for t in others)
 
 
 def doubled(arguments):
     return [t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in arguments]
 
 
-def same(some, whole):
-    return all(torch.equal(a, b) for a, b in zip(some, whole, strict=True))
-
-
 SOME_ROWS = [slice(1), slice(9), slice(5, 13)]
 
 
-@pytest.mark.parametrize("n, groups, tall, programs, stages, given", INT4)
-def test_int4_matmul(n, groups, tall, programs, stages, given):
+@pytest.mark.parametrize("n, groups, programs, stages, given", INT4)
+def test_int4_matmul(n, groups, programs, stages, given):
     """As close as the reference; the same bits again, and of rows in other company."""
     x, tiles, *parts = int4_inputs(16, n, groups, given)
-    arguments, deal = (x, tiles, [n], *parts), (tall, programs, stages)
+    arguments = (x, tiles, [n], *parts)
     reference = VARIANTS["int4_matmul"]["reference"]
-    whole = int4_run("int4_matmul", arguments, *deal)
+    whole = int4_run("int4_matmul", arguments, programs, stages)
     assert_as_close(whole, reference(*arguments), reference(*doubled(arguments)))
-    assert torch.equal(int4_run("int4_matmul", arguments, *deal), whole)
+    assert torch.equal(int4_run("int4_matmul", arguments, programs, stages), whole)
     for rows in SOME_ROWS:
-        y = int4_run("int4_matmul", rows_of(arguments, rows), *deal)
+        y = int4_run("int4_matmul", rows_of(arguments, rows), programs, stages)
         assert torch.equal(y, whole[rows])
 
 
 @pytest.mark.parametrize(
-    "n, groups, tall, programs, stages, given",
+    "n, groups, programs, stages, given",
     [
-        pytest.param(256, 2, 4, 1, 10, (True, True), id="one block"),
-        pytest.param(1280, 5, 4, 4, 4, (True, False), id="ring, one and two blocks"),
-        pytest.param(768, 4, 4, 1, 5, (False, True), id="ring, all blocks of one program"),
-        pytest.param(768, 5, 0, 4, 2, (True, False), id="stripes, ring, shared blocks"),
-        pytest.param(768, 4, 0, 1, 3, (False, True), id="stripes, all blocks of one program"),
+        pytest.param(256, 2, 1, 10, (True, True), id="one block"),
+        pytest.param(768, 2, 5, 10, (False, False), id="shared blocks"),
+        pytest.param(768, 5, 4, 2, (True, False), id="ring, shared blocks"),
+        pytest.param(768, 4, 1, 3, (False, True), id="ring, all blocks of one program"),
     ],
 )
-def test_int4_gate_up(n, groups, tall, programs, stages, given):
-    arguments, deal = int4_inputs(16, n, groups, given), (tall, programs, stages)
+def test_int4_gate_up(n, groups, programs, stages, given):
+    arguments = int4_inputs(16, n, groups, given)
     reference = VARIANTS["int4_gate_up"]["reference"]
-    whole = int4_run("int4_gate_up", arguments, *deal)
+    whole = int4_run("int4_gate_up", arguments, programs, stages)
     h, sums = whole
     assert_as_close(h, reference(*arguments)[0], reference(*doubled(arguments))[0])
     assert_as_close(sums, group_sums(h), group_sums(h.double()))
-    assert same(int4_run("int4_gate_up", arguments, *deal), whole)
+    for a, b in zip(int4_run("int4_gate_up", arguments, programs, stages), whole, strict=True):
+        assert torch.equal(a, b)
     for rows in SOME_ROWS:
-        some = int4_run("int4_gate_up", rows_of(arguments, rows), *deal)
-        assert same(some, [t[rows] for t in whole])
+        some = int4_run("int4_gate_up", rows_of(arguments, rows), programs, stages)
+        assert all(torch.equal(a, b[rows]) for a, b in zip(some, whole, strict=True))
 
 
-@pytest.mark.parametrize(
-    "n, groups, programs, stages, beside, given",
-    [
-        pytest.param(256, 3, 2, 9, 32, (False, True), id="one piece"),
-        pytest.param(200, 9, 2, 4, 70, (True, True), id="ring, three pieces, padded"),
-        pytest.param(640, 2, 4, 9, 8, (True, False), id="one and two blocks, less than a piece"),
-    ],
-)
-def test_int4_matmul_beside(n, groups, programs, stages, beside, given):
-    x, tiles, *parts = int4_inputs(16, n, groups, given)
-    weight = Draw("cpu")(beside, 128 * groups).mul_((128 * groups) ** -0.5)
-    arguments, deal = (x, tiles, [n], weight, [beside], *parts), (2, programs, stages)
-    reference = VARIANTS["int4_matmul_beside"]["reference"]
-    whole = int4_run("int4_matmul_beside", arguments, *deal)
-    exact = reference(*doubled(arguments))
-    for found, plain, want in zip(whole, reference(*arguments), exact, strict=True):
-        assert_as_close(found, plain, want)
-    assert same(int4_run("int4_matmul_beside", arguments, *deal), whole)
-    alone = (x, tiles, [n], *parts)
-    assert torch.equal(int4_run("int4_matmul", alone, *deal), whole[0])
-    for rows in SOME_ROWS:
-        some = int4_run("int4_matmul_beside", rows_of(arguments, rows), *deal)
-        assert same(some, [t[rows] for t in whole])
-
-
-@pytest.mark.parametrize("tall", [4, 0])
-def test_int4_gate_up_rounds_as_its_parts_do(tall):
+def test_int4_gate_up_rounds_as_its_parts_do():
     """With one program, whose sums do not depend on how output rows are dealt to blocks; another
     library's exponential may tip a rounding.
     """
-    x, tiles, *parts = int4_inputs(1, 256, 5, (True, True))
-    both = int4_run("int4_matmul", (x, tiles, [256], *parts), tall, 1, 4)
-    h, _ = int4_run("int4_gate_up", (x, tiles, *parts), tall, 1, 4)
+    x, tiles, *parts = int4_inputs(1, 256, 3, (True, True))
+    both = int4_run("int4_matmul", (x, tiles, [256], *parts), 1, 10)
+    h, _ = int4_run("int4_gate_up", (x, tiles, *parts), 1, 10)
     want = silu_mul(both)
     torch.testing.assert_close(h, want, rtol=2**-7, atol=0.0)
     assert (h != want).float().mean() < 0.02
 
 
-def add_norm_run(arguments, stages):
-    """A matrix of ten tiles: sixteen programs."""
-    with (
-        patch.object(int4, "card", lambda device: Card(17, 0)),
-        patch.object(gluon_add_norm, "MOST_STAGES", stages),
-    ):
-        return VARIANTS["int4_add_norm"]["gluon"](*arguments)
-
-
-@pytest.mark.parametrize(
-    "groups, stages",
-    [
-        pytest.param(5, 11, id="two units"),
-        pytest.param(18, 4, id="ring, five units"),
-    ],
-)
-def test_int4_add_norm(groups, stages):
-    """The norm is left to its reader, who finds sixteen shares of the squares and no sums."""
-    bench = BENCHES["int4_add_norm"]
-    arguments = bench.inputs(Draw("cpu"), 16, n=640, k=128 * groups)
-    vary(arguments[1])
-    arguments[4] = 0.5  # an eps that shows
-    reference = VARIANTS["int4_add_norm"]["reference"]
-    whole = add_norm_run(arguments, stages)
-    assert whole[2].shape == (16, 0) and whole[3].shape == (16, 16)
-    plain, exact = (bench.meaning(reference(*a)) for a in (arguments, doubled(arguments)))
-    for found, near, want in zip(bench.meaning(whole), plain, exact, strict=True):
-        assert_as_close(found, near, want)
-    assert same(add_norm_run(arguments, stages), whole)
-    for rows in SOME_ROWS:
-        x, tiles, residual, gain, eps, sums = arguments
-        some = add_norm_run((x[rows], tiles, residual[rows], gain, eps, sums[rows]), stages)
-        assert same(some, [t[rows] for t in whole])
-
-
-@pytest.mark.parametrize("tall", [2, 0])
-def test_int4_add_norm_s_rows_are_what_a_matmul_reads(tall):
-    """The two together, as a step calls them, are as close as the reference's two."""
-    arguments = BENCHES["int4_add_norm"].inputs(Draw("cpu"), 9, n=640, k=256)
-    _, tiles, *_ = int4_inputs(1, 256, 5, (False, False))
-
-    def both(variant, a, add_norm, matmul):
-        _, x, sums, squares = add_norm(a)
-        return matmul((x, tiles, [256], sums if sums.shape[1] else None, squares))
-
-    def plain(a):
-        calls = (VARIANTS[op]["reference"] for op in ("int4_add_norm", "int4_matmul"))
-        add_norm, matmul = calls
-        return both("reference", a, lambda a: add_norm(*a), lambda a: matmul(*a))
-
-    found = both(
-        "gluon",
-        arguments,
-        lambda a: add_norm_run(a, 11),
-        lambda a: int4_run("int4_matmul", a, tall, 2, 4),
-    )
-    assert_as_close(found, plain(arguments), plain(doubled(arguments)))
-
-
-def test_int4_add_norm_elsewhere_is_triton_s():
-    """Where the rows do not come out even, or are too few for the card."""
-    arguments = BENCHES["int4_add_norm"].inputs(Draw("cpu"), 1, n=640, k=256)
-    with patch.object(int4, "launch_add_norm") as triton:
-        for processors in (15, 21):
-            with patch.object(int4, "card", lambda device, n=processors: Card(n, 0)):
-                assert int4.int4_add_norm(*arguments) is triton.return_value
-
-
-LOOPS = {  # tensor core steps of a consumer's round, at most so many instructions
-    "_int4_ring_gluon": (48, 260),
-    "_int4_stripes_gluon": (16, 220),
-    "_int4_add_norm_gluon": (64, 370),
-}
-
-
-def test_int4_loops_for_an_h200(tmp_path):
-    """By the compiler alone: a consumer's round keeps all it has in registers."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.cross", "gluon"],
-        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    reports = json.loads(next(x for x in done.stdout.splitlines() if x.startswith("[{")))
-    assert {r["kernel"] for r in reports} == set(LOOPS)
-    for report in reports:
-        steps, most = LOOPS[report["kernel"]]
-        loop = report["loop"]
-        assert loop["HMMA"] == steps, report
-        assert not {"LDL", "STL"} & set(loop), report
-        assert sum(loop.values()) <= most, report
-        assert report["shared_bytes"] <= 227 * 1024, report
-        assert report["early"] == 0, report
+def test_int4_when_a_program_is_counted_in_changes_no_bit():
+    x, tiles, *parts = int4_inputs(3, 512, 5, (True, True))
+    arguments = (x, tiles, [512], *parts)
+    early, late = (int4_run("int4_matmul", arguments, 2, 3, most) for most in (32, 0))
+    assert torch.equal(early, late)
 
 
 def test_a_wait_that_nothing_ends_is_an_error():

@@ -10,8 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from kernels.benches import BENCHES
-from kernels.define import VARIANTS, Target, refusal
+from kernels.define import VARIANTS
 from kernels.int4_matmul import bench, layout, reference
 from tr.bench import Draw
 from tr.testing import assert_as_close
@@ -20,17 +19,7 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from kernels.gpu import counters
-from kernels.int4_matmul.plan import (
-    H200,
-    LEAST,
-    TABLE,
-    Card,
-    Plan,
-    add_norm_programs,
-    plan,
-    ring,
-    ring_beside,
-)
+from kernels.int4_matmul.plan import H200, LEAST, TABLE, Card, Plan, plan
 from kernels.int4_matmul.triton import (
     card,
     launch,
@@ -149,9 +138,9 @@ def test_whoever_arrives_last_finishes_the_block(monkeypatch):
 FUSED = [Plan(4, 1), Plan(4, 3), Plan(2, 5), Plan(2, 1)]
 
 
-def unnormed(rows, n, k, dtype, shares=5):
+def unnormed(rows, n, k, dtype):
     x, tiles, _ = inputs(rows, n, k, dtype, "cpu")
-    return x, tiles, x.float().unflatten(1, (-1, 128)).sum(-1), torch.rand(rows, shares)
+    return x, tiles, x.float().unflatten(1, (-1, 128)).sum(-1), torch.rand(rows, k // 128)
 
 
 def double(*tensors):
@@ -213,38 +202,6 @@ def test_gate_and_up_in_one_launch(programs, dtype):
         row, s, q = (t[i : i + 1] for t in (x, sums, squares))
         for a, b in zip(launch_gate_up(row, tiles, s, q, chosen), (h, after), strict=True):
             assert torch.equal(a[0], b[i])
-
-
-@pytest.mark.parametrize(
-    "n, k, paired, deal",
-    [
-        pytest.param(34816, 5120, True, None, id="gate and up"),
-        pytest.param(248320, 5120, False, None, id="head"),
-        pytest.param(131072, 5120, False, (4, 128), id="a draft's slice of it"),
-        pytest.param(14336, 5120, False, (2, 112), id="qkv"),
-        pytest.param(16384, 5120, False, (2, 128), id="delta in"),
-        pytest.param(6144, 5120, False, None, id="a draft's qkv"),
-        pytest.param(5120, 25600, False, None, id="a draft's fc"),
-        pytest.param(34816, 1280, True, (4, 132), id="blocks too short for stripes"),
-        pytest.param(132 * 256 * 30 + 64, 5120, False, (4, 132), id="too many of them"),
-    ],
-)
-def test_whole_blocks_where_they_come_out_even(n, k, paired, deal):
-    assert ring(n // 64, k // 128, H200, paired) == deal
-
-
-def test_residual_and_norm_in_one_program_where_it_fills_the_card():
-    assert add_norm_programs(80, H200) == 128
-    assert add_norm_programs(78, H200) is None  # three tiles would be left
-    assert add_norm_programs(80, Card(127, 0)) is None
-    assert add_norm_programs(80, Card(160, 0)) == 128
-    assert add_norm_programs(80, Card(161, 0)) is None
-
-
-def test_a_dense_matrix_takes_processors():
-    assert ring_beside(256, H200, 3) == (2, 128)
-    assert ring_beside(258, H200, 3) == (2, 129)
-    assert ring_beside(258, Card(2, 0), 3) == (2, 1)
 
 
 def test_plans_deal_the_27b_evenly():
@@ -354,31 +311,3 @@ def test_packed_equals_plain_on_a_card(n, k):
     for _ in range(20):
         assert torch.equal(launch(x, tiles, splits, chosen=chosen, packed=True), packed)
     torch.library.opcheck(VARIANTS["int4_matmul"]["triton"].op, (x, tiles, splits))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("reader", ["triton", "gluon"])
-@pytest.mark.parametrize("writer", ["triton", "gluon"])
-def test_variants_read_what_others_leave(writer, reader):
-    """An unfinished norm of one variant, finished by another."""
-    target = Target.of(torch.device("cuda"))
-    for variant in (writer, reader):
-        if reason := refusal("int4_add_norm", variant, target):
-            pytest.skip(reason)
-    draw = Draw("cuda", torch.bfloat16)
-    arguments = BENCHES["int4_add_norm"].inputs(draw, 16, n=5120, k=640)
-    other = BENCHES["int4_gate_up"].inputs(draw, 1, n=34816, k=5120)[1]
-
-    def both(writer, reader, arguments):
-        _, x, sums, squares = VARIANTS["int4_add_norm"][writer](*arguments)
-        sums = sums if sums.shape[1] else None
-        return VARIANTS["int4_gate_up"][reader](x, other, sums, squares)[0]
-
-    exact = both("reference", "reference", [a.double() if floats(a) else a for a in arguments])
-    assert_as_close(
-        both(writer, reader, arguments), both("reference", "reference", arguments), exact
-    )
-
-
-def floats(a):
-    return torch.is_tensor(a) and a.is_floating_point()

@@ -146,7 +146,7 @@ class Int4:
             s, normed = ops.add_rms_norm(residual, self.project(y, ops), gain, eps)
             return s, Operand(x=normed)
         s, x, sums, squares = ops.int4_add_norm(y.x, self.tiles, residual, gain, eps, y.sums)
-        return s, Operand(x=x, sums=sums if sums.shape[1] else None, squares=squares)
+        return s, Operand(x=x, sums=sums, squares=squares)
 
 
 def pack(
