@@ -235,8 +235,8 @@ def _packed(config: Run) -> bool:
     packed = config.quant.format == "int4_g128"
     if packed and config.quant.method != "rtn":
         raise ValueError(
-            f"quant.method={config.quant.method} makes a checkpoint: run +exp=quantize with it, then"
-            " weights=checkpoint weights.path=FOLDER"
+            f"quant.method={config.quant.method} makes a checkpoint: run +exp=quantize with it,"
+            " then weights=checkpoint weights.path=FOLDER"
         )
     return packed
 
