@@ -62,7 +62,7 @@ class Right:
         """What the outputs mean, then the arguments that the call overwrites."""
         own = [a.clone() if i in self.written else a for i, a in enumerate(arguments)]
         out = call(*own)
-        results = out if isinstance(out, tuple) else (out,)
+        results = out if isinstance(out, tuple) else () if out is None else (out,)
         return (*self.meaning(results), *(own[i] for i in self.written))
 
     def complaint(self, call: Callable[..., Any]) -> str:

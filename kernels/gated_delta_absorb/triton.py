@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.define import variant
 from kernels.gated_delta_absorb.reference import MUTATES, fake
-from kernels.gpu import SUPPORT, check
+from kernels.gpu import SUPPORT, check, dependent_launch, let_next_start, wait_for_inputs
 
 KEYS, CHANNELS = 32, 1024  # of one program
 
@@ -33,7 +33,10 @@ def _absorb(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     program = tl.program_id(0)
     if program < states:
         PARTS: tl.constexpr = (D_K + KEYS - 1) // KEYS
@@ -80,6 +83,7 @@ def gated_delta_absorb(
     v_heads, d_k, d_v = h.shape
     past, channels = tail.shape
     states = v_heads * triton.cdiv(d_k, KEYS)
+    overlap = dependent_launch(h.device)
     _absorb[(states + triton.cdiv(channels, CHANNELS),)](
         h,
         tail,
@@ -99,6 +103,8 @@ def gated_delta_absorb(
         ROWS=triton.next_power_of_2(past),
         KEYS=KEYS,
         CHANNELS=CHANNELS,
+        PDL=overlap,
         num_warps=4,
         enable_fp_fusion=False,
+        launch_pdl=overlap,
     )

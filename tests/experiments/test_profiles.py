@@ -120,7 +120,8 @@ def test_a_repeated_step_starts_from_the_same_random_state(made, context, rows):
     a, b = (state_at(model, context, rows, 512, seed=1) for _ in range(2))
     for name, x in tensors(a).items():
         assert same_bits(x, tensors(b)[name])
-    assert all(x.float().std() > 0 for x in tensors(a.target.layers).values())
+    if context:  # caches hold no row before it
+        assert all(x.float().std() > 0 for x in tensors(a.target.layers).values())
     assert int(a.feed.pos) == int(a.target.pos) == context
     with torch.inference_mode():
         result, logits, after = model.step(draft(rows), a, sampling, rows)

@@ -48,7 +48,7 @@ def test_every_variant_stores_the_same_bits(variant, dtype, device):
     cos, sin = torch.ones(rows, 8, dtype=dtype), torch.zeros(rows, 8, dtype=dtype)
     cache = torch.zeros(2, kv_heads, 512, d, dtype=FLOAT8, device=device)
     arguments = [x.to(device) for x in (qkv, gain, gain.clone(), cos, sin, torch.tensor(0))]
-    VARIANTS["qk_rope_store"][variant](*arguments, cache[0], cache[1], 1e-6)
+    VARIANTS["qk_rope_store"][variant](*arguments, cache[0], cache[1], 1e-6, None, None)
     want = as_cached(v.view(rows, kv_heads, d).transpose(0, 1), FLOAT8)
     assert torch.equal(codes(cache[1, :, :rows].cpu()), codes(want.contiguous()))
 

@@ -32,7 +32,7 @@ def test_one_head_of_queries_gets_fresh_tensors_too():
     tables = torch.ones(8, 4), torch.zeros(8, 4)
     arguments = (qkv, torch.zeros(d), torch.zeros(d), *tables, torch.tensor(0))
     call = VARIANTS["qk_rope_store"]["reference"]
-    torch.library.opcheck(call.op, (*arguments, cache, cache.clone(), 1e-6))
+    torch.library.opcheck(call.op, (*arguments, cache, cache.clone(), 1e-6, None, None))
 
 
 @pytest.mark.parametrize("variant", [v for op, v in COVERED if op == "gated_delta_step"])

@@ -143,7 +143,7 @@ def test_attention_at_the_seams_of_blocks_and_splits(chosen, pos):
     one program need one round more or not.
     """
     reference, _ = variants("attention_decode")
-    q, gate, k, v, _ = CASES["attention_decode"].arguments(torch.float32)
+    q, gate, k, v, *_ = CASES["attention_decode"].arguments(torch.float32)
     q, gate, at = q[:8].clone(), gate[:8].clone(), torch.tensor(pos)
     double = [t.double() for t in (q, gate, k, v)]
     got = attend(q, gate, k, v, at, chosen)
@@ -157,7 +157,7 @@ def test_attention_at_the_seams_of_blocks_and_splits(chosen, pos):
 def test_counters_are_shared_and_left_at_zero():
     held = counters(torch.device("cpu"), 5)
     assert held.dtype == torch.int32 and held is counters(torch.device("cpu"), 5)
-    q, gate, k, v, pos = CASES["attention_decode"].arguments(torch.float32)
+    q, gate, k, v, pos, *_ = CASES["attention_decode"].arguments(torch.float32)
     chosen = Plan(splits=5, block=64, rows=4, parts=1, stages=1)
     attend(q, gate, k, v, pos, chosen)
     assert not counters(q.device, 4 * 2).any()  # groups of rows at most, key-value heads

@@ -8,7 +8,7 @@ from tests.quant.layers import TOKENS, N, moments, output_error
 from tr.nn.formats import table4
 from tr.nn.formats.dense import Dense
 from tr.quant import recipe, table
-from tr.quant.gptq import damped
+from tr.quant.gptq import Rounded, damped
 from tr.quant.numbers import bits_per_weight, numbers
 from tr.quant.recipe import Recipe
 from tr.quant.refine import cost
@@ -80,6 +80,22 @@ def test_better_than_the_uniform_grid(weight, inputs):
         for made in (table.convert(dense, seen, Recipe("gptq")), refined)
     )
     assert better < 0.99 * plain
+
+
+def test_levels_are_what_is_restored():
+    w = torch.randn(64, 128)
+    row, octaves = table.spread(w)
+    which = torch.arange(64)[:, None] % 4
+    grids = [table.Levels(row, octaves, torch.randint(0, 9, (64, 1)), which) for _ in range(4)]
+    codes = torch.cat([g.codes(p) for g, p in zip(grids, w.split(32, 1), strict=True)], 1)
+    made = table.packed(Rounded(codes, grids), (64,))
+    restored = made.weight(torch.bfloat16).float()
+    assert torch.equal(Rounded(codes, grids).values, restored)
+    for grid, part, got in zip(grids, w.split(32, 1), restored.split(32, 1), strict=True):
+        scale = table4.scales(grid.row, grid.octaves, grid.exponent)
+        levels = table4.tables()[which[:, 0]] * scale  # [64, 16]
+        best = (levels[:, None] - part[..., None]).abs().amin(-1)
+        assert ((got - part).abs() <= best + 0.004 * part.abs().amax() + 1e-6).all()
 
 
 def test_zero_rows_and_bad_widths():

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from tr.nn.formats import table4
 from tr.nn.formats.dense import Dense
-from tr.nn.formats.table4 import EXPONENTS, GROUP, TABLES, Table4, scales, tables
+from tr.nn.formats.table4 import EXPONENTS, GROUP, SHIFT, TABLES, Table4, scales, tables
 from tr.quant.gptq import Rounded, damped, gptq, toward
+from tr.quant.grid import LEVELS
 from tr.quant.hessian import Moments
 from tr.quant.recipe import ROUNDS, Recipe
 from tr.quant.refine import sweep
@@ -32,17 +33,26 @@ class Levels:
     which: Tensor
 
     def codes(self, w: Tensor) -> Tensor:
+        first = tables(w.device)[0]
         x = w / scales(self.row, self.octaves, self.exponent)
-        levels = tables(w.device)
-        codes = torch.zeros_like(x)
-        for number, edges in enumerate((levels[:, 1:] + levels[:, :-1]) / 2):
-            rows = self.which[:, 0] == number
-            codes[rows] = torch.bucketize(x[rows], edges).float()
-        return codes
+        code = torch.bucketize(x * self.sign - self.shift, (first[1:] + first[:-1]) / 2)
+        return self._turned(code).float()
 
     def values(self, codes: Tensor) -> Tensor:
-        level = tables(codes.device)[self.which[:, 0]].gather(1, codes.long())
+        level = (tables(codes.device)[0][self._turned(codes.long())] + self.shift) * self.sign
         return (level * scales(self.row, self.octaves, self.exponent)).bfloat16().float()
+
+    @property
+    def sign(self) -> Tensor:
+        return 1 - 2 * (self.which // 2)
+
+    @property
+    def shift(self) -> Tensor:
+        return self.which % 2 * (SHIFT / 128)
+
+    def _turned(self, codes: Tensor) -> Tensor:
+        """Codes of the negative tables as those of the others, and back."""
+        return torch.where(self.which >= 2, LEVELS - 1 - codes, codes)
 
 
 def spread(weight: Tensor) -> tuple[Tensor, Tensor]:
