@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_decode.fold import fold, origin, write
+from kernels.attention_decode.fold import origin, settle, write
 from kernels.attention_decode.reference import fake
 from kernels.codes import STEP, format_of, words
 from kernels.define import FLOAT8, MAX_ROWS, variant
@@ -244,29 +244,11 @@ def _attend(
             place = slot[None, :] * D + _dims(c, j, PARTS, CHUNK, FORMAT)[:, None]
             tl.store(out_ptr + place, outs[c] * UNIT, mask=live[None, :])
 
-    arrived_ptr += group
-    vectors = (end - above) * GROUP
-    many = tl.where(splits > 8, 1, 4)
-    folders = tl.minimum(tl.minimum(splits, folders), (vectors + many - 1) // many)
-    tl.debug_barrier()  # all that this program wrote, before its arrival
-    arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel") + 1
-    if tl.where(folders == 1, arrived < splits, split + folders < splits):
-        return
-    while arrived < splits:
-        arrived = tl.atomic_add(arrived_ptr, 0, sem="acquire")
-    mine = tl.where(folders == 1, 0, split + folders - splits)
-    if splits > 8:
-        fold(
-            base, splits, mine, folders, above, vectors, kv, gate_ptr, y_ptr, out_ptr, peak_ptr,
-            total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, SLOTS, 16, 1, FORMAT == "int4",
-        )  # fmt: skip
-    else:
-        fold(
-            base, splits, mine, folders, above, vectors, kv, gate_ptr, y_ptr, out_ptr, peak_ptr,
-            total_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, 8, 8, 4, FORMAT == "int4",
-        )  # fmt: skip
-    if tl.atomic_add(arrived_ptr, 1, sem="relaxed") == splits + folders - 1:
-        tl.store(arrived_ptr, 0)
+    settle(
+        group, split, splits, folders, above, (end - above) * GROUP, kv, gate_ptr, y_ptr, out_ptr,
+        peak_ptr, total_ptr, arrived_ptr, HEADS, GROUP, D, COLUMNS, WIDTH, SPLITS, SLOTS,
+        FORMAT == "int4",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
