@@ -14,13 +14,12 @@ from experiments.ceilings import ceilings, wall_gb_per_s
 from experiments.repeat import put, state_at
 from experiments.stepping import step_ms, warnings
 from experiments.strategies import strategies
+from kernels.define import MAX_ROWS
 from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
 from tr.report.progress import track
 from tr.report.record import Outcome
 from tr.roofline import plan
-
-ROOM = 16  # rows of the longest step
 
 
 @dataclass
@@ -35,7 +34,7 @@ class Options:
 
 def run(config: Config) -> Outcome:
     o, shape = config.options(Options), config.model.spec()
-    limit = shape.max_positions - ROOM
+    limit = shape.max_positions - MAX_ROWS
     contexts = [c for c in o.contexts if c <= limit or not o.clip]
     if not contexts or max(contexts) > limit:
         raise ValueError(
@@ -47,7 +46,7 @@ def run(config: Config) -> Outcome:
     limits: dict[str, Any] = {}
     for kv in o.kv:
         chosen = replace(config, kv=replace(config.kv, format=kv))
-        made = assemble(chosen, max(contexts) + ROOM)
+        made = assemble(chosen, max(contexts) + MAX_ROWS)
         limits = limits or ceilings(made.model.params.norm.device)
         figures["strategies"] |= sweep(chosen, o, made, contexts, limits)
         said += made.warnings + warnings(chosen, made.model.params.norm.device)
@@ -63,7 +62,7 @@ def sweep(
     """Every strategy at every context, with one cache format."""
     sampling, kv = sampling_of(config), config.kv.format
     wall = wall_gb_per_s(limits, config.device.read_gb_per_s)
-    shape, capacity = config.model.spec(), max(contexts) + ROOM
+    shape, capacity = config.model.spec(), max(contexts) + MAX_ROWS
     found: dict[str, dict[str, dict[str, float]]] = {}
     raw: dict[int, float] = {}
     for name, strategy in strategies(["raw", *o.strategies], config, made).items():

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.measure import Job, loop_start
+from experiments.measure import Job, Tally, loop_start
 from experiments.probes import heldout_texts
 from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
 from tr.model import text
+from tr.model.config import FULL
 from tr.nn.formats.kv.cache import bytes_per_token
 from tr.report.progress import track
 from tr.report.record import Outcome
@@ -55,7 +56,7 @@ def run(config: Config) -> Outcome:
             shape = made[kv].shape
             found[kv] = compare(laws, other) | {
                 "bytes_per_token": bytes_per_token(kv, shape.kv_heads, shape.d_head)
-                * shape.layer_types.count("full_attention"),
+                * shape.layer_types.count(FULL),
                 "tokens_per_step": continued(config, made[kv], texts, o.continued),
             }
         figures["contexts"][str(context)] = found
@@ -110,13 +111,9 @@ def continued(config: Config, made: Assembly, texts: list[list[int]], tokens: in
         return None
     draft, capacity = made.draft(config), max(map(len, texts))
     job = Job(replace(made, eos=()), draft, sampling_of(config), tokens, capacity)
-    kept = steps = 0
+    tally = Tally()
     for ids in texts:
         prompt = ids[: len(ids) - tokens]
         counts = job.run(prompt)
-        limit, place = loop_start(prompt, counts.tokens), 1
-        for n in counts.kept:
-            if place + n <= limit:
-                kept, steps = kept + n, steps + 1
-            place += n
-    return kept / steps if steps else None
+        tally.add(counts, loop_start(prompt, counts.tokens))
+    return tally.tokens_per_step

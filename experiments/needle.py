@@ -15,7 +15,7 @@ from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
 from tr.drafts.raw import Raw
 from tr.report.progress import track
-from tr.report.record import Outcome, Verdict
+from tr.report.record import Outcome
 
 ANSWER = 48  # tokens an answer may have
 
@@ -42,7 +42,7 @@ def run(config: Config) -> Outcome:
         made = assemble(chosen, max(o.lengths))
         said += made.warnings
         formats[kv] = {str(length): cells(chosen, o, made, length, judge) for length in o.lengths}
-    verdict = Verdict(judge.first is None, judge.compared, judge.first) if o.verify else None
+    verdict = judge.verdict if o.verify else None
     return Outcome({"formats": formats}, verdict, False, tuple(dict.fromkeys(said)))
 
 

@@ -24,7 +24,7 @@ from tr.decode.stream import Counts, advance, begun
 from tr.drafts.base import Draft
 from tr.model.sampling import Sampling, sampling
 from tr.report.progress import track
-from tr.report.record import Outcome, Verdict
+from tr.report.record import Outcome
 from tr.tree import map_tensors
 
 STRIDE = 11  # from one prompt's residue to the next one's, where all are asked for
@@ -78,8 +78,7 @@ def run(config: Config) -> Outcome:
             grown(job, cell)
             strict(job, cell)
             figures[kv][name] = vars(cell)
-    verdict = Verdict(judge.first is None, judge.compared, judge.first)
-    return Outcome(figures, verdict, False, tuple(dict.fromkeys(warnings)))
+    return Outcome(figures, judge.verdict, False, tuple(dict.fromkeys(warnings)))
 
 
 @dataclass(frozen=True)

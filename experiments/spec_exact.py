@@ -52,6 +52,10 @@ class Judge:
         self.first = self.first or {**where, **divergence(raw, counts.tokens)}
         return False
 
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict(self.first is None, self.compared, self.first)
+
 
 def run(config: Config) -> Outcome:
     o = config.options(Options)
@@ -59,8 +63,7 @@ def run(config: Config) -> Outcome:
     judge, warnings = Judge(), ()
     for kv in o.kv:
         warnings += cells(replace(config, kv=replace(config.kv, format=kv)), o, judge, figures)
-    verdict = Verdict(judge.first is None, judge.compared, judge.first)
-    return Outcome(figures, verdict, False, tuple(dict.fromkeys(warnings)))
+    return Outcome(figures, judge.verdict, False, tuple(dict.fromkeys(warnings)))
 
 
 def cells(config: Config, o: Options, judge: Judge, figures: dict[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
 from tr.drafts.raw import Raw
 from tr.report.progress import track
-from tr.report.record import Outcome, Verdict
+from tr.report.record import Outcome
 
 BLOCK = 4
 ROOM = 128  # tokens of a request around its document
@@ -42,7 +42,7 @@ def run(config: Config) -> Outcome:
         formats[kv] = {
             str(length): cell(chosen, o, made, length, capacity, judge) for length in o.lengths
         }
-    verdict = Verdict(judge.first is None, judge.compared, judge.first) if o.verify else None
+    verdict = judge.verdict if o.verify else None
     return Outcome({"formats": formats}, verdict, False, tuple(dict.fromkeys(said)))
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tr.decode.snapshot import TILE, Rows, Snapshot
+from kernels.kvarn import TILE
+from tr.decode.snapshot import Rows, Snapshot
 from tr.drafts.base import Draft
 
 FEW = 8  # snapshots that a conversation keeps while others may go instead

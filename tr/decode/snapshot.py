@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from kernels.kvarn import TILE
 from tr.decode.step import State
 from tr.drafts.dflash2_net import Context
 from tr.nn.attention import State as Cache
@@ -22,7 +23,6 @@ from tr.nn.gated_delta_net import State as Recurrent
 
 Tensors = dict[str, Tensor]
 BLOCK = 8192  # positions that a piece of rows has at most
-TILE = 128  # positions that a format may store as one
 
 
 @dataclass(frozen=True, eq=False)
