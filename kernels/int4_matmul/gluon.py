@@ -1,618 +1,43 @@
 """Int4 matmul for Hopper in Gluon: one program a processor, a ring of weights, warps on their own.
 
-A producer warp keeps a ring in shared memory full. A stage is one unit: four tiles of 64 rows by
-one group, words and parameters, and that group of x, brought by bulk copies that an mbarrier
-counts. Four consumers of four warps each take one tile of every unit, turn its words into tensor
-core operands in registers (128 + code, as in triton.py) and give the stage back. They meet at the
-ring, never each other, so one unpacks while another multiplies: with a barrier of the whole program
-per unit the same loop took 1.4 times as long. Weights do not wait for the kernel before: the ring
-is filled with them before x may be read.
-
-A thread reads 16 bytes of a row of weights and of a row of x, the same inputs of both, and makes
-operands of them as they are (`_as_operand`). Up to 8 rows there are 8 columns of x, above 16: the
-same bits, since a tensor core sums each column alone and in one order. Sums of x that are not given
-are one more product, with ones.
-
-What a program owns and how blocks are shared is as in triton.py (plan.py), one program a processor.
-The producer counts the program in at the blocks that end inside its stripe, the last block is
-counted in at the end: so the program whose stripe ends with a block's last groups finishes it.
+Whole blocks (gluon_ring.py) where they come out even, else stripes of them (gluon_stripes.py).
 """
-# pyright: reportGeneralTypeIssues=false, reportCallIssue=false
 
 from dataclasses import replace
 
 import torch
 from torch import Tensor
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.define import MAX_ROWS, variant
-from kernels.gpu import (
-    SUPPORT,
-    counters,
-    dependent_launch,
-    let_next_start,
-    power_of_two,
-    wait_for_inputs,
-)
-from kernels.int4_matmul.launch import card, check, slots
-from kernels.int4_matmul.layout import GROUP, LINES, ROWS, TILE, WORDS
-from kernels.int4_matmul.reference import SHAPES, fake, fake_gate_up
-from kernels.rounding import rounded
+from kernels.define import variant
+from kernels.gpu import SUPPORT
+from kernels.int4_matmul.gluon_ring import BESIDE_ROWS, launch_ring
+from kernels.int4_matmul.gluon_stripes import launch_stripes
+from kernels.int4_matmul.launch import card, check
+from kernels.int4_matmul.layout import GROUP, ROWS
+from kernels.int4_matmul.plan import ring, ring_beside
+from kernels.int4_matmul.reference import SHAPES, fake, fake_beside, fake_gate_up
 
-PLAIN, GATE_UP = range(2)
-CONSUMERS = 4
-SHARED = 216 * 1024  # bytes for the ring
-MOST_STAGES = 10
-MOST_BLOCKS = 32  # that a stripe may meet
-
-# named differently in Triton 3.6 and 3.9
-_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-_bulk_copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_viewed = getattr(gl.shared_memory_descriptor, "reinterpret", None) or (
-    gl.shared_memory_descriptor._reinterpret
-)
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-_ROWS = gl.constexpr(ROWS)
-_WORDS = gl.constexpr(WORDS)
-_GROUP = gl.constexpr(GROUP)
-_SLOT_COLUMNS = gl.constexpr(MAX_ROWS)
-_GATE_UP = gl.constexpr(GATE_UP)
-_CONSUMERS = gl.constexpr(CONSUMERS)
-_BLOCK = gl.constexpr(CONSUMERS * ROWS)
-_UNIT = gl.constexpr(CONSUMERS * 2 * TILE)  # bytes of a unit's weights
-_MOST_BLOCKS = gl.constexpr(MOST_BLOCKS)
-_UNPACK = gl.constexpr(
-    """{
-    .reg .b32 t;
-    lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $4, 4;
-    lop3.b32 $1, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $4, 8;
-    lop3.b32 $2, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $4, 12;
-    lop3.b32 $3, t, 0x000f000f, 0x43004300, 0xea;
-    }"""
-)
-
-
-@gluon.jit
-def _as_operand(x, WHICH: gl.constexpr, MMA: gl.constexpr):
-    """[n, 32] of 32 inputs in order -> an operand with these inputs; nothing moves between threads.
-
-    A thread holds inputs 8 c + 2 m + b for four m and two b, and the operand wants 8 m + 2 c + b of
-    it. Both operands are renamed alike, so their product is the same sum.
-    """
-    N: gl.constexpr = x.shape[0]
-    x = x.reshape(N, 4, 4, 2).permute(0, 2, 1, 3).reshape(N, _WORDS)  # c, m, b -> m, c, b
-    if WHICH == 1:
-        x = x.permute(1, 0)
-    return gl.convert_layout(x, gl.DotOperandLayout(WHICH, MMA, 2), assert_trivial=True)
-
-
-@gluon.jit
-def _unpack(words, MMA: gl.constexpr):
-    """Words [n, 32], each of four codes -> four operands [n, 32] of 128 + code."""
-    q0, q1, q2, q3 = gl.inline_asm_elementwise(
-        _UNPACK,
-        "=r,=r,=r,=r,r",
-        [words],
-        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
-    q0, q1 = _as_operand(q0, 0, MMA), _as_operand(q1, 0, MMA)
-    return q0, q1, _as_operand(q2, 0, MMA), _as_operand(q3, 0, MMA)
-
-
-@gluon.jit
-def _columns(x, MMA: gl.constexpr):
-    """Half a group of x in shared memory, [columns, 64] -> two operands [32, columns]."""
-    COLUMNS: gl.constexpr = x.shape[0]
-    X: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 32]] + ([[8, 0]] if COLUMNS == 16 else []),
-        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        [[0, 0], [0, 0]],
-        [],
-        [COLUMNS, _GROUP // 2],
-    )
-    low, high = gl.split(x.load(X).reshape(COLUMNS, 2, _WORDS).permute(0, 2, 1))
-    return _as_operand(low, 1, MMA), _as_operand(high, 1, MMA)
-
-
-@gluon.jit
-def _fetch_sums(part: gl.constexpr, ts, sums_ptr, first, units, groups, rows, summed):
-    """Bring the given sums of the groups that are held: each consumer a quarter of them."""
-    QUARTER: gl.constexpr = ts.shape[1]
-    COLUMNS: gl.constexpr = ts.shape[2]
-    T: gl.constexpr = gl.BlockedLayout([1, 1], [32 // COLUMNS, COLUMNS], [_CONSUMERS, 1], [1, 0])
-    held = gl.minimum(units, _CONSUMERS * QUARTER)
-    h = part * QUARTER + gl.arange(0, QUARTER, gl.SliceLayout(1, T))[:, None]
-    col = gl.arange(0, COLUMNS, gl.SliceLayout(0, T))[None, :]
-    g = (first + h) % groups
-    _copy(ts.index(part), sums_ptr + col * groups + g, (h < held) & (col < rows))
-    async_copy.commit_group()
-    async_copy.wait_group(0)
-    mbarrier.arrive(summed, count=1)
-    mbarrier.wait(summed, 0)
-
-
-@gluon.jit
-def _consume(
-    part: gl.constexpr,
-    sums_ptr,
-    slot_ptr,  # the program's first
-    memory,  # what stands in shared memory
-    stripe,  # its first group, its units, groups of a block, rows of x
-    SUMS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    HELD: gl.constexpr,
-    STAGES: gl.constexpr,
-    EARLY: gl.constexpr,
-    PDL: gl.constexpr,
-):
-    """Multiply one tile of every unit; leave a block's sums in the program's slot for it."""
-    xs, ts, words, pairs, full, empty, left, summed = memory
-    first, units, groups, rows = stripe
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_CONSUMERS, 1], [16, 8])
-    W: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0]],
-        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0]],
-        [],
-        [_ROWS, _WORDS],
-    )
-    R: gl.constexpr = gl.SliceLayout(1, MMA)
-    C: gl.constexpr = gl.SliceLayout(0, MMA)
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    wait_for_inputs(PDL)
-    if SUMS:
-        _fetch_sums(part, ts, sums_ptr, first, units, groups, rows, summed)
-        totals = _viewed(ts, gl.float32, [ts.shape[0] * ts.shape[1], COLUMNS], LINE)
-    A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    ones = gl.full([_ROWS, _WORDS], 1.0, gl.bfloat16, A)
-    row = gl.arange(0, _ROWS, R)[:, None]
-    col = gl.arange(0, COLUMNS, C)[None, :]
-    place = slot_ptr + col * _BLOCK + part * _ROWS + row
-    live = (col < rows) & (row >= 0)
-    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
-    group = first
-    at = 0
-    stage = 0
-    phase = 0
-    for unit in range(0, units):
-        mbarrier.wait(full.index(stage), phase)
-        w = _viewed(words.index(stage), gl.int16, [_CONSUMERS, _ROWS, _WORDS], FLAT)
-        w = w.index(part).load(W)
-        pair = _viewed(pairs.index(stage), gl.int32, [_CONSUMERS, _ROWS], LINE)
-        pair = pair.index(part).load(R)
-        q0, q1, q2, q3 = _unpack(w, MMA)
-        zero = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
-        x0, x1 = _columns(xs.index(2 * stage), MMA)
-        d = mma_v2(q0, x0, zero)
-        e = mma_v2(q1, x1, zero)
-        if SUMS:
-            total = gl.broadcast(totals.index(at).load(C)[None, :], acc)[0]
-            at = gl.where(at + 1 == HELD, 0, at + 1)
-        else:
-            total = mma_v2(ones, x0, zero)
-            total = mma_v2(ones, x1, total)
-        x2, x3 = _columns(xs.index(2 * stage + 1), MMA)
-        d = mma_v2(q2, x2, d)
-        e = mma_v2(q3, x3, e)
-        if not SUMS:
-            total = mma_v2(ones, x2, total)
-            total = mma_v2(ones, x3, total)
-        mbarrier.arrive(empty.index(stage), count=1)  # all that was read is in use
-        scale = (pair << 16).to(gl.float32, bitcast=True)
-        minimum = (pair & -65536).to(gl.float32, bitcast=True)
-        offset = gl.fma(scale, gl.full_like(scale, -128.0), minimum)
-        acc = gl.fma(gl.broadcast(offset[:, None], acc)[0], total, acc)
-        acc = gl.fma(gl.broadcast(scale[:, None], acc)[0], d + e, acc)
-        group += 1
-        if (group == groups) | (unit == units - 1):
-            gl.store(place, acc, mask=live)
-            acc = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
-            group = 0
-            if EARLY:
-                if unit < units - 1:
-                    mbarrier.arrive(left, count=1)
-            place += _BLOCK * _SLOT_COLUMNS
-        stage, phase = _next_stage(stage, phase, STAGES)
-
-
-@gluon.jit
-def _next_stage(stage, phase, STAGES: gl.constexpr):
-    phase = gl.where(stage + 1 == STAGES, phase ^ 1, phase)
-    return gl.where(stage + 1 == STAGES, 0, stage + 1), phase
-
-
-@gluon.jit
-def _next_unit(block, group, groups):
-    ends = group + 1 == groups
-    return gl.where(ends, block + 1, block), gl.where(ends, 0, group + 1)
-
-
-@gluon.jit
-def _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile, group):
-    _bulk_copy(words_tiles, [0, row_tile, group, 0, 0], bar, words.index(stage))
-    _bulk_copy(pairs_tiles, [0, row_tile, group, _WORDS // 2, 0], bar, pairs.index(stage))
-
-
-@gluon.jit
-def _bring_x(x_rows, xs, bar, stage, group):
-    _bulk_copy(x_rows, [0, group * _GROUP], bar, xs.index(2 * stage))
-    _bulk_copy(x_rows, [0, group * _GROUP + _GROUP // 2], bar, xs.index(2 * stage + 1))
-
-
-@gluon.jit
-def _programs_of(block, groups, units):
-    """The first program that has units of a block, and one past the last."""
-    programs = gl.num_programs(0)
-    first = ((block * groups + 1) * programs - 1) // units
-    return first, ((block + 1) * groups * programs - 1) // units + 1
-
-
-@gluon.jit
-def _arrived_last(left, counters_ptr, j, first_block, groups, units):
-    """Count the program in at its j-th block once all consumers have left their sums there."""
-    mbarrier.wait(left, j & 1)
-    begin, end = _programs_of(first_block + j, groups, units)
-    before = gl.atomic_add(counters_ptr + j, 1, sem="acq_rel")
-    return (before == end - begin - 1).to(gl.int32)
-
-
-@gluon.jit
-def _produce(
-    words_tiles,
-    pairs_tiles,
-    x_rows,
-    counters_ptr,  # of the stripe's first block
-    words,
-    pairs,
-    xs,
-    full,
-    empty,
-    left,
-    last_here,
-    block,
-    group,
-    first,
-    units,
-    groups,
-    touched,
-    first_block,
-    all_units,
-    STEP: gl.constexpr,
-    BYTES: gl.constexpr,
-    STAGES: gl.constexpr,
-    EARLY: gl.constexpr,
-    PDL: gl.constexpr,
-):
-    """Bring x of the first units, then units as stages become free; count in at blocks that ended.
-
-    `last_here` [32] int32 tells of each whether this program was the last to arrive there.
-    """
-    wait_for_inputs(PDL)
-    for unit in range(0, gl.minimum(units, STAGES)):
-        _bring_x(x_rows, xs, full.index(unit), unit, (first + unit) % groups)
-    stage = 0
-    phase = 0
-    L: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    i = gl.arange(0, _MOST_BLOCKS, L)
-    was_last = gl.zeros([_MOST_BLOCKS], gl.int32, L)
-    ended = 0  # blocks that this program is counted in at
-    for unit in range(STAGES, units):
-        mbarrier.wait(empty.index(stage), phase)
-        bar = full.index(stage)
-        mbarrier.expect(bar, BYTES)
-        _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, block * STEP, group)
-        _bring_x(x_rows, xs, bar, stage, group)
-        block, group = _next_unit(block, group, groups)
-        stage, phase = _next_stage(stage, phase, STAGES)
-        if EARLY:
-            if first + unit - STAGES + 1 == (ended + 1) * groups:  # all have read its last unit
-                here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units)
-                was_last = gl.where(i == ended, here, was_last)
-                ended += 1
-    if EARLY:
-        if ended < touched - 1:  # no more than one: a block is longer than the ring
-            here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units)
-            was_last = gl.where(i == ended, here, was_last)
-    last_here.store(was_last)
-
-
-@gluon.jit
-def _unit(squares_ptr, rows, groups, GROUPS: gl.constexpr, COLUMNS: gl.constexpr):
-    """1 / rms of the rows, from their shares; a warp has whole rows."""
-    L: gl.constexpr = gl.BlockedLayout([1, GROUPS // 32], [1, 32], [4, 1], [1, 0])
-    row = gl.arange(0, COLUMNS, gl.SliceLayout(1, L))[:, None]
-    g = gl.arange(0, GROUPS, gl.SliceLayout(0, L))[None, :]
-    live = (row < rows) & (g < groups)
-    total = gl.sum(gl.load(squares_ptr + row * groups + g, mask=live, other=0.0), axis=1)
-    return gl.rsqrt(gl.where(total > 0, total, 1.0))
-
-
-@gluon.jit
-def _finish(
-    slots_ptr,
-    begin,
-    end,
-    block,
-    squares_ptr,
-    y_ptr,
-    out_sums_ptr,
-    rows,
-    n,
-    groups,
-    FORM: gl.constexpr,
-    SCALED: gl.constexpr,
-    GROUPS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-):
-    """Add a block's slots in order and write what the form asks for; a warp has whole rows of x."""
-    dtype: gl.constexpr = y_ptr.dtype.element_ty
-    OUT: gl.constexpr = _BLOCK // 2 if FORM == _GATE_UP else _BLOCK
-    G: gl.constexpr = OUT // _GROUP
-    AT_ONCE: gl.constexpr = 4 if COLUMNS == 8 else 2
-    L: gl.constexpr = gl.BlockedLayout([1, 1, 4 * G], [1, G, 32 // G], [4, 1, 1], [2, 1, 0])
-    SHARE: gl.constexpr = gl.SliceLayout(2, L)
-    COL: gl.constexpr = gl.SliceLayout(1, SHARE)
-    g = gl.arange(0, G, gl.SliceLayout(0, SHARE))[None, :]
-    i = gl.arange(0, _GROUP, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, :][:, None, :]
-    row = g[:, :, None] * _GROUP + i
-    out = block * OUT + row
-    col = gl.arange(0, COLUMNS, COL)[:, None]
-    wide = col[:, :, None]
-    live = (wide < rows) & (out < n)
-    if SCALED:
-        unit = _unit(squares_ptr, rows, groups, GROUPS, COLUMNS)
-    place = wide * _BLOCK + row
-    total = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
-    up = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
-    for slot in range(begin, end, AT_ONCE):
-        p = slots_ptr + slot * (_BLOCK * _SLOT_COLUMNS) + place
-        for j in gl.static_range(AT_ONCE):
-            some = live & (slot + j < end)
-            q = p + j * (_BLOCK * _SLOT_COLUMNS)
-            total += gl.load(q, mask=some, other=0.0, cache_modifier=".cg")
-            if FORM == _GATE_UP:
-                up += gl.load(q + OUT, mask=some, other=0.0, cache_modifier=".cg")
-    if SCALED:
-        r = gl.convert_layout(unit, COL)[:, None][:, :, None]
-        total = total * r
-        up = up * r
-    at = wide * n + out
-    if FORM == _GATE_UP:
-        gate = rounded(total, dtype)
-        h = rounded(gate / (1.0 + gl.exp(-gate)), dtype) * rounded(up, dtype)
-        h = rounded(h, dtype)
-        gl.store(y_ptr + at, h.to(dtype), mask=live)
-        share = col * (n // _GROUP) + block * G + g
-        some = (col < rows) & (block * G + g < n // _GROUP)
-        gl.store(out_sums_ptr + share, gl.sum(h, axis=2), mask=some)
-    else:
-        gl.store(y_ptr + at, total.to(dtype), mask=live)
-
-
-@gluon.jit(do_not_specialize=["rows"])
-def _int4_matmul_gluon(
-    x_rows,  # [rows, k], 64 inputs of COLUMNS rows at once
-    words_tiles,  # the tiles as int32 [halves, row tiles, groups, 17, 64], sixteen lines at once
-    pairs_tiles,  # the same, one line at once
-    sums_ptr,  # [rows, groups] fp32: of x
-    squares_ptr,  # [rows, groups] fp32: x counts times rsqrt of their sum
-    slots_ptr,  # [programs + blocks, 16, 256] fp32
-    counters_ptr,  # [blocks] int32, all 0 between launches
-    y_ptr,  # [rows, n]
-    out_sums_ptr,  # [rows, n / 128]
-    rows,
-    n,
-    blocks,
-    groups,
-    FORM: gl.constexpr,
-    SUMS: gl.constexpr,
-    SCALED: gl.constexpr,
-    GROUPS: gl.constexpr,
-    COLUMNS: gl.constexpr,  # 8 or 16, at least `rows`
-    HELD: gl.constexpr,  # groups whose sums a program keeps
-    QUARTER: gl.constexpr,  # a power of two, at least a quarter of HELD
-    STAGES: gl.constexpr,
-    EARLY: gl.constexpr,  # count in at blocks while the stripe goes on
-    PDL: gl.constexpr,
-):
-    let_next_start(PDL)
-    p = gl.program_id(0)
-    programs = gl.num_programs(0)
-    units = blocks * groups
-    begin = units * p // programs
-    mine = units * (p + 1) // programs - begin
-    block = begin // groups
-    first = begin - block * groups
-    touched = (begin + mine - 1) // groups + 1 - block
-    words = gl.allocate_shared_memory(
-        gl.int32, [STAGES] + words_tiles.block_type.shape, words_tiles.layout
-    )
-    pairs = gl.allocate_shared_memory(
-        gl.int32, [STAGES] + pairs_tiles.block_type.shape, pairs_tiles.layout
-    )
-    xs = gl.allocate_shared_memory(gl.bfloat16, [2 * STAGES, COLUMNS, _GROUP // 2], x_rows.layout)
-    ts = gl.allocate_shared_memory(
-        gl.float32, [_CONSUMERS, QUARTER, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    )
-    last_here = gl.allocate_shared_memory(
-        gl.int32, [_MOST_BLOCKS], gl.SwizzledSharedLayout(1, 1, 1, [0])
-    )
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    left = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    summed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=_CONSUMERS)
-    mbarrier.init(left, count=_CONSUMERS)
-    mbarrier.init(summed, count=_CONSUMERS)
-    _barrier()
-    STEP: gl.constexpr = _CONSUMERS // 2 if FORM == _GATE_UP else _CONSUMERS
-    BYTES: gl.constexpr = _UNIT + COLUMNS * 2 * _GROUP
-    at_block = block
-    at_group = first
-    for stage in range(0, gl.minimum(mine, STAGES)):  # weights: constants, ahead of any wait
-        bar = full.index(stage)
-        mbarrier.expect(bar, BYTES)
-        row_tile = at_block * STEP
-        _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile, at_group)
-        at_block, at_group = _next_unit(at_block, at_group, groups)
-    slot_ptr = slots_ptr + (p + block) * (_BLOCK * _SLOT_COLUMNS)
-    memory = (xs, ts, words, pairs, full, empty, left, summed)
-    stripe = (first, mine, groups, rows)
-    gl.warp_specialize(
-        [
-            (
-                _consume,
-                (0, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, EARLY, PDL),
-            ),
-            (
-                _consume,
-                (1, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, EARLY, PDL),
-            ),
-            (
-                _consume,
-                (2, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, EARLY, PDL),
-            ),
-            (
-                _consume,
-                (3, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, EARLY, PDL),
-            ),
-            (
-                _produce,
-                (
-                    words_tiles,
-                    pairs_tiles,
-                    x_rows,
-                    counters_ptr + block,
-                    words,
-                    pairs,
-                    xs,
-                    full,
-                    empty,
-                    left,
-                    last_here,
-                    at_block,
-                    at_group,
-                    first,
-                    mine,
-                    groups,
-                    touched,
-                    block,
-                    units,
-                    STEP,
-                    BYTES,
-                    STAGES,
-                    EARLY,
-                    PDL,
-                ),
-            ),
-        ],
-        [4, 4, 4, 1],
-        [96, 96, 96, 24],
-    )
-    _barrier()  # all of this program's sums before its arrival at the last block
-    A: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    i = gl.arange(0, _MOST_BLOCKS, A)
-    known = last_here.load(A)
-    for j in range(0, touched):
-        b = block + touched - 1 - j
-        one, end = _programs_of(b, groups, units)
-        if EARLY and j > 0:
-            last = gl.sum(gl.where(i == b - block, known, 0)) == 1
-        else:
-            last = gl.atomic_add(counters_ptr + b, 1, sem="acq_rel") == end - one - 1
-        if last:
-            _finish(
-                slots_ptr,
-                one + b,
-                end + b,
-                b,
-                squares_ptr,
-                y_ptr,
-                out_sums_ptr,
-                rows,
-                n,
-                groups,
-                FORM,
-                SCALED,
-                GROUPS,
-                COLUMNS,
-            )
-            gl.store(counters_ptr + b, 0)
-
-
-LAYOUT = gl.NVMMASharedLayout(0, 32, 5)
-X_LAYOUT = gl.NVMMASharedLayout(128, 16, 2)
+WIDTHS = replace(
+    SUPPORT, devices=("cuda",), capability=(9, 0), below=(10, 0), multiples=SHAPES
+)  # its ring needs a Hopper's shared memory
 
 
 def _launch(
     x: Tensor,
     tiles: Tensor,
-    n: int,
-    form: int,
     sums: Tensor | None,
     squares: Tensor | None,
     y: Tensor,
     out_sums: Tensor | None = None,
 ) -> None:
-    row_tiles, groups = tiles.shape[:2]
-    halves = 2 if form == GATE_UP else 1
-    blocks = -(-row_tiles // CONSUMERS)
-    programs = min(card(x.device).processors, blocks * groups)
-    longest = -(-blocks * groups // programs)
-    held = min(groups, longest) if sums is not None else 1
-    columns = 8 if x.shape[0] <= 8 else MAX_ROWS
-    stages = min(MOST_STAGES, SHARED // (CONSUMERS * 2 * TILE + 2 * columns * GROUP))
-    room = slots(x.device, power_of_two((programs + blocks) * CONSUMERS * ROWS * MAX_ROWS))
+    """y, or of [gate | up] silu(gate) up and its sums."""
     if not y.numel():
         return
-    view = tiles.view(torch.int32).view(halves, row_tiles // halves, groups, LINES // 4, 64)
-    box = [halves, CONSUMERS // halves, 1]
-    overlap = dependent_launch(x.device)
-    _int4_matmul_gluon[(programs,)](
-        TensorDescriptor.from_tensor(x, [columns, GROUP // 2], X_LAYOUT),
-        TensorDescriptor.from_tensor(view, [*box, 16, 64], LAYOUT),
-        TensorDescriptor.from_tensor(view, [*box, 1, 64], LAYOUT),
-        room if sums is None else sums,
-        room if squares is None else squares,
-        room,
-        counters(x.device, power_of_two(blocks)),
-        y,
-        room if out_sums is None else out_sums,
-        x.shape[0],
-        n,
-        blocks,
-        groups,
-        FORM=form,
-        SUMS=sums is not None,
-        SCALED=squares is not None,
-        GROUPS=max(32, power_of_two(groups)),
-        COLUMNS=columns,
-        HELD=held,
-        QUARTER=max(32 // columns, power_of_two(-(-held // CONSUMERS))),
-        STAGES=stages,
-        EARLY=groups > stages and longest // groups + 2 <= MOST_BLOCKS,
-        PDL=overlap,
-        launch_pdl=overlap,
-        num_warps=4,
-    )
-
-
-WIDTHS = replace(
-    SUPPORT, devices=("cuda",), capability=(9, 0), below=(10, 0), multiples=SHAPES
-)  # its ring needs a Hopper's shared memory
+    deal = ring(*tiles.shape[:2], card(x.device), paired=out_sums is not None)
+    if deal is None:
+        launch_stripes(x, tiles, sums, squares, y, out_sums)
+    else:
+        launch_ring(x, tiles, *deal, sums, squares, y, out_sums)
 
 
 @variant("int4_matmul", "gluon", fake, support=WIDTHS)
@@ -627,8 +52,28 @@ def int4_matmul(
     n = sum(splits)
     check("int4_matmul", x, tiles, n, True, sums, squares)
     y = x.new_empty(x.shape[0], n)
-    _launch(x, tiles, n, PLAIN, sums, squares, y)
+    _launch(x, tiles, sums, squares, y)
     return y
+
+
+@variant("int4_matmul_beside", "gluon", fake_beside, support=WIDTHS)
+def int4_matmul_beside(
+    x: Tensor,
+    tiles: Tensor,
+    splits: list[int],
+    weight: Tensor,
+    weight_splits: list[int],
+    sums: Tensor | None = None,
+    squares: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As the reference, for 1 to 16 rows of bfloat16."""
+    n = sum(splits)
+    check("int4_matmul_beside", x, tiles, n, True, sums, squares, weight=weight)
+    y, z = x.new_empty(x.shape[0], n), x.new_empty(x.shape[0], weight.shape[0])
+    if y.numel():
+        deal = ring_beside(tiles.shape[0], card(x.device), -(-weight.shape[0] // BESIDE_ROWS))
+        launch_ring(x, tiles, *deal, sums, squares, y, beside=weight, z=z)
+    return y, z
 
 
 @variant("int4_gate_up", "gluon", fake_gate_up, support=WIDTHS)
@@ -642,5 +87,5 @@ def int4_gate_up(
         raise ValueError(f"int4_gate_up: {width} outputs are no multiple of {GROUP}")
     y = x.new_empty(rows, width)
     out_sums = x.new_empty(rows, width // GROUP, dtype=torch.float32)
-    _launch(x, tiles, width, GATE_UP, sums, squares, y, out_sums)
+    _launch(x, tiles, sums, squares, y, out_sums)
     return y, out_sums

@@ -61,6 +61,8 @@ FILE = 65536  # registers of a processor
 WARPS = 4
 STAGE = 12 * 1024  # bytes, per two tiles: their words and parameters, and the group of x
 LEAST = 3  # units per program: a shorter run is all start and end
+STRIPE_STAGES = 10  # of the Gluon stripes' ring, at most: a block must have more units
+MOST_BLOCKS = 32  # that a Gluon stripe may meet
 
 
 @functools.cache
@@ -85,3 +87,25 @@ def plan(row_tiles: int, groups: int, card: Card, unit: int = 1, spare: int = 0)
     fits = deal.per_processor * deal.stages * STAGE <= card.shared
     stages = deal.stages if fits else Plan.stages
     return Plan(tall, programs, WARPS, stages, cap if cap < 255 else None)
+
+
+def ring(row_tiles: int, groups: int, card: Card, paired: bool = False) -> tuple[int, int] | None:
+    """Tiles per block and programs of the Gluon kernel of whole blocks; None: stripes are better.
+
+    `paired` blocks have as many tiles of the gate as of up. Whole blocks are better where all
+    programs, one a processor, have as many and few processors none; and stripes have limits.
+    """
+    most = card.processors
+    tall = -(-row_tiles // 4)
+    for tiles, blocks in ((4, tall),) if paired else ((4, tall), (2, -(-row_tiles // 2))):
+        programs = -(-blocks // -(-blocks // most))
+        if not blocks % programs and 5 * programs >= 4 * most:
+            return tiles, programs
+    if groups <= STRIPE_STAGES or tall // most + 3 > MOST_BLOCKS:
+        return 4, min(most, tall)
+    return None
+
+
+def ring_beside(row_tiles: int, card: Card, spare: int) -> tuple[int, int]:
+    """As `ring`, where `spare` processors have a dense matrix: it goes beside whole blocks only."""
+    return 2, min(max(1, card.processors - spare), -(-row_tiles // 2))

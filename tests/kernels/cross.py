@@ -107,10 +107,9 @@ def report(capability: int, name: str, fn: Any, named: dict, options: dict) -> d
     }
 
 
-GLUON = {  # ring, stripes, all inputs of few rows
+GLUON = {  # ring, stripes
     "int4_matmul": "attention qkv",
     "int4_gate_up": "mlp gate_up",
-    "int4_add_norm": "mlp down",
 }
 
 

@@ -1,5 +1,9 @@
 """The Gluon variants without a GPU: their own code over torch; tests/kernels/gluon_on_cpu.py."""
 
+import json
+import os
+import subprocess
+import sys
 from unittest.mock import patch
 
 import pytest
@@ -7,6 +11,7 @@ import torch
 
 from kernels.benches import BENCHES
 from kernels.define import VARIANTS
+from kernels.int4_matmul import layout
 from kernels.int4_matmul.plan import Card
 from kernels.int4_matmul.reference import group_sums
 from kernels.silu_mul.reference import silu_mul
@@ -19,6 +24,7 @@ pytest.importorskip("triton")
 import kernels.gated_delta_step.gluon as module  # noqa: E402
 import kernels.gpu  # noqa: E402
 import kernels.int4_matmul.gluon as int4  # noqa: E402
+from kernels.int4_matmul import gluon_ring, gluon_stripes  # noqa: E402
 from tests.kernels import gluon_on_cpu  # noqa: E402
 from tests.kernels.gluon_on_cpu import launches  # noqa: E402
 
@@ -101,34 +107,51 @@ def test_other_shapes_are_refused_by_the_name_of_a_variant_that_takes_them(chang
         module.gated_delta_step(*arguments)
 
 
-INT4 = [  # blocks of 256 output rows; given: which of sums and squares
-    pytest.param(256, 2, 1, 10, (False, False), id="one block"),
-    pytest.param(512, 3, 2, 10, (True, False), id="a block a program"),
-    pytest.param(512, 5, 5, 10, (True, True), id="shared blocks"),
-    pytest.param(1088, 3, 2, 10, (False, True), id="stripes over blocks, padded"),
-    pytest.param(200, 7, 5, 3, (False, True), id="ring, a shared block, padded"),
-    pytest.param(512, 9, 5, 3, (True, True), id="ring, shared blocks"),
-    pytest.param(1088, 4, 2, 2, (True, False), id="ring, stripes over blocks, padded"),
-    pytest.param(1024, 4, 1, 3, (False, False), id="ring, all blocks of one program"),
+# n, groups, tiles of a block or 0 for stripes, programs, stages, given: which of sums and squares
+INT4 = [
+    pytest.param(256, 2, 4, 1, 4, (False, False), id="one block"),
+    pytest.param(512, 3, 4, 2, 9, (True, False), id="a block a program"),
+    pytest.param(256, 9, 2, 2, 5, (True, True), id="a low block a program, ring"),
+    pytest.param(200, 7, 2, 2, 4, (False, True), id="ring, low blocks, padded"),
+    pytest.param(1088, 3, 4, 2, 4, (False, True), id="two and three blocks, padded"),
+    pytest.param(1280, 5, 4, 4, 4, (True, True), id="ring, one and two blocks"),
+    pytest.param(1024, 4, 4, 1, 5, (False, False), id="ring, all blocks of one program"),
+    pytest.param(256, 4, 0, 1, 3, (False, False), id="stripes, one block"),
+    pytest.param(512, 5, 0, 5, 4, (True, True), id="stripes, shared blocks"),
+    pytest.param(200, 7, 0, 5, 3, (False, True), id="stripes, ring, a shared block, padded"),
+    pytest.param(512, 9, 0, 5, 3, (True, True), id="stripes, ring, shared blocks"),
+    pytest.param(1088, 4, 0, 2, 2, (True, False), id="stripes over blocks, ring, padded"),
+    pytest.param(1024, 4, 0, 1, 3, (False, True), id="stripes, all blocks of one program"),
 ]
+
+
+def vary(tiles):
+    """Give each output row and group a scale and a minimum of its own."""
+    parameters = tiles.view(torch.bfloat16)[:, :, layout.ROWS :]
+    parameters *= 0.5 + torch.rand_like(parameters)
 
 
 def int4_inputs(rows, n, groups, given):
     """x, tiles, then sums and squares or None."""
     x, tiles, *parts = BENCHES["int4_gate_up"].inputs(Draw("cpu"), rows, n=n, k=128 * groups)
+    vary(tiles)
     return x, tiles, *(t if wanted else None for t, wanted in zip(parts, given, strict=True))
 
 
-def int4_run(operator, arguments, programs, stages, most_blocks=int4.MOST_BLOCKS):
+def int4_run(operator, arguments, tall, programs, stages):
     """With so many programs and a ring of so many stages; counters must be left at zero."""
     arrivals = torch.zeros(8, dtype=torch.int32)
-    with patch.multiple(
-        int4,
-        card=lambda device: Card(programs, 0),
-        counters=lambda device, n: arrivals[:n],
-        slots=lambda device, n: torch.full((n,), torch.nan),
-        MOST_STAGES=stages,
-        MOST_BLOCKS=most_blocks,
+    deal = (tall, programs) if tall else None
+    with (
+        patch.multiple(int4, ring=lambda *_, **__: deal, ring_beside=lambda *_: deal),
+        patch.object(gluon_ring, "MOST_STAGES", stages),
+        patch.multiple(
+            gluon_stripes,
+            card=lambda device: Card(programs, 0),
+            counters=lambda device, n: arrivals[:n],
+            slots=lambda device, n: torch.full((n,), torch.nan),
+            STRIPE_STAGES=stages,
+        ),
     ):
         out = VARIANTS[operator]["gluon"](*arguments)
     assert not arrivals.any()
@@ -138,70 +161,121 @@ def int4_run(operator, arguments, programs, stages, most_blocks=int4.MOST_BLOCKS
 def rows_of(arguments, rows):
     """x, sums and squares of some rows, all else as it is."""
     x, tiles, *others = arguments
-    return x[rows], tiles, *(t[rows] if torch.is_tensor(t) else t for t in others)
+    own = len(x)
+    return x[rows], tiles, *(t[rows] if torch.is_tensor(t) and len(t) == own else t for t in others)
 
 
 def doubled(arguments):
     return [t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in arguments]
 
 
+def same(some, whole):
+    return all(torch.equal(a, b) for a, b in zip(some, whole, strict=True))
+
+
 SOME_ROWS = [slice(1), slice(9), slice(5, 13)]
 
 
-@pytest.mark.parametrize("n, groups, programs, stages, given", INT4)
-def test_int4_matmul(n, groups, programs, stages, given):
+@pytest.mark.parametrize("n, groups, tall, programs, stages, given", INT4)
+def test_int4_matmul(n, groups, tall, programs, stages, given):
     """As close as the reference; the same bits again, and of rows in other company."""
     x, tiles, *parts = int4_inputs(16, n, groups, given)
-    arguments = (x, tiles, [n], *parts)
+    arguments, deal = (x, tiles, [n], *parts), (tall, programs, stages)
     reference = VARIANTS["int4_matmul"]["reference"]
-    whole = int4_run("int4_matmul", arguments, programs, stages)
+    whole = int4_run("int4_matmul", arguments, *deal)
     assert_as_close(whole, reference(*arguments), reference(*doubled(arguments)))
-    assert torch.equal(int4_run("int4_matmul", arguments, programs, stages), whole)
+    assert torch.equal(int4_run("int4_matmul", arguments, *deal), whole)
     for rows in SOME_ROWS:
-        y = int4_run("int4_matmul", rows_of(arguments, rows), programs, stages)
+        y = int4_run("int4_matmul", rows_of(arguments, rows), *deal)
         assert torch.equal(y, whole[rows])
 
 
 @pytest.mark.parametrize(
-    "n, groups, programs, stages, given",
+    "n, groups, tall, programs, stages, given",
     [
-        pytest.param(256, 2, 1, 10, (True, True), id="one block"),
-        pytest.param(768, 2, 5, 10, (False, False), id="shared blocks"),
-        pytest.param(768, 5, 4, 2, (True, False), id="ring, shared blocks"),
-        pytest.param(768, 4, 1, 3, (False, True), id="ring, all blocks of one program"),
+        pytest.param(256, 2, 4, 1, 10, (True, True), id="one block"),
+        pytest.param(1280, 5, 4, 4, 4, (True, False), id="ring, one and two blocks"),
+        pytest.param(768, 4, 4, 1, 5, (False, True), id="ring, all blocks of one program"),
+        pytest.param(768, 5, 0, 4, 2, (True, False), id="stripes, ring, shared blocks"),
+        pytest.param(768, 4, 0, 1, 3, (False, True), id="stripes, all blocks of one program"),
     ],
 )
-def test_int4_gate_up(n, groups, programs, stages, given):
-    arguments = int4_inputs(16, n, groups, given)
+def test_int4_gate_up(n, groups, tall, programs, stages, given):
+    arguments, deal = int4_inputs(16, n, groups, given), (tall, programs, stages)
     reference = VARIANTS["int4_gate_up"]["reference"]
-    whole = int4_run("int4_gate_up", arguments, programs, stages)
+    whole = int4_run("int4_gate_up", arguments, *deal)
     h, sums = whole
     assert_as_close(h, reference(*arguments)[0], reference(*doubled(arguments))[0])
     assert_as_close(sums, group_sums(h), group_sums(h.double()))
-    for a, b in zip(int4_run("int4_gate_up", arguments, programs, stages), whole, strict=True):
-        assert torch.equal(a, b)
+    assert same(int4_run("int4_gate_up", arguments, *deal), whole)
     for rows in SOME_ROWS:
-        some = int4_run("int4_gate_up", rows_of(arguments, rows), programs, stages)
-        assert all(torch.equal(a, b[rows]) for a, b in zip(some, whole, strict=True))
+        some = int4_run("int4_gate_up", rows_of(arguments, rows), *deal)
+        assert same(some, [t[rows] for t in whole])
 
 
-def test_int4_gate_up_rounds_as_its_parts_do():
+@pytest.mark.parametrize(
+    "n, groups, programs, stages, beside, given",
+    [
+        pytest.param(256, 3, 2, 9, 32, (False, True), id="one piece"),
+        pytest.param(200, 9, 2, 4, 70, (True, True), id="ring, three pieces, padded"),
+        pytest.param(640, 2, 4, 9, 8, (True, False), id="one and two blocks, less than a piece"),
+    ],
+)
+def test_int4_matmul_beside(n, groups, programs, stages, beside, given):
+    x, tiles, *parts = int4_inputs(16, n, groups, given)
+    weight = Draw("cpu")(beside, 128 * groups).mul_((128 * groups) ** -0.5)
+    arguments, deal = (x, tiles, [n], weight, [beside], *parts), (2, programs, stages)
+    reference = VARIANTS["int4_matmul_beside"]["reference"]
+    whole = int4_run("int4_matmul_beside", arguments, *deal)
+    exact = reference(*doubled(arguments))
+    for found, plain, want in zip(whole, reference(*arguments), exact, strict=True):
+        assert_as_close(found, plain, want)
+    assert same(int4_run("int4_matmul_beside", arguments, *deal), whole)
+    alone = (x, tiles, [n], *parts)
+    assert torch.equal(int4_run("int4_matmul", alone, *deal), whole[0])
+    for rows in SOME_ROWS:
+        some = int4_run("int4_matmul_beside", rows_of(arguments, rows), *deal)
+        assert same(some, [t[rows] for t in whole])
+
+
+@pytest.mark.parametrize("tall", [4, 0])
+def test_int4_gate_up_rounds_as_its_parts_do(tall):
     """With one program, whose sums do not depend on how output rows are dealt to blocks; another
     library's exponential may tip a rounding.
     """
-    x, tiles, *parts = int4_inputs(1, 256, 3, (True, True))
-    both = int4_run("int4_matmul", (x, tiles, [256], *parts), 1, 10)
-    h, _ = int4_run("int4_gate_up", (x, tiles, *parts), 1, 10)
+    x, tiles, *parts = int4_inputs(1, 256, 5, (True, True))
+    both = int4_run("int4_matmul", (x, tiles, [256], *parts), tall, 1, 4)
+    h, _ = int4_run("int4_gate_up", (x, tiles, *parts), tall, 1, 4)
     want = silu_mul(both)
     torch.testing.assert_close(h, want, rtol=2**-7, atol=0.0)
     assert (h != want).float().mean() < 0.02
 
 
-def test_int4_when_a_program_is_counted_in_changes_no_bit():
-    x, tiles, *parts = int4_inputs(3, 512, 5, (True, True))
-    arguments = (x, tiles, [512], *parts)
-    early, late = (int4_run("int4_matmul", arguments, 2, 3, most) for most in (32, 0))
-    assert torch.equal(early, late)
+LOOPS = {  # tensor core steps of a consumer's round, at most so many instructions
+    "_int4_ring_gluon": (48, 260),
+    "_int4_stripes_gluon": (16, 220),
+}
+
+
+def test_int4_loops_for_an_h200(tmp_path):
+    """By the compiler alone: a consumer's round keeps all it has in registers."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.cross", "gluon"],
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    reports = json.loads(next(x for x in done.stdout.splitlines() if x.startswith("[{")))
+    assert {r["kernel"] for r in reports} == set(LOOPS)
+    for report in reports:
+        steps, most = LOOPS[report["kernel"]]
+        loop = report["loop"]
+        assert loop["HMMA"] == steps, report
+        assert not {"LDL", "STL"} & set(loop), report
+        assert sum(loop.values()) <= most, report
+        assert report["shared_bytes"] <= 227 * 1024, report
+        assert report["early"] == 0, report
 
 
 def test_a_wait_that_nothing_ends_is_an_error():

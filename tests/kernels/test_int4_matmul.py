@@ -19,7 +19,7 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from kernels.gpu import counters
-from kernels.int4_matmul.plan import H200, LEAST, TABLE, Card, Plan, plan
+from kernels.int4_matmul.plan import H200, LEAST, TABLE, Card, Plan, plan, ring, ring_beside
 from kernels.int4_matmul.triton import (
     card,
     launch,
@@ -202,6 +202,30 @@ def test_gate_and_up_in_one_launch(programs, dtype):
         row, s, q = (t[i : i + 1] for t in (x, sums, squares))
         for a, b in zip(launch_gate_up(row, tiles, s, q, chosen), (h, after), strict=True):
             assert torch.equal(a[0], b[i])
+
+
+@pytest.mark.parametrize(
+    "n, k, paired, deal",
+    [
+        pytest.param(34816, 5120, True, None, id="gate and up"),
+        pytest.param(248320, 5120, False, None, id="head"),
+        pytest.param(131072, 5120, False, (4, 128), id="a draft's slice of it"),
+        pytest.param(14336, 5120, False, (2, 112), id="qkv"),
+        pytest.param(16384, 5120, False, (2, 128), id="delta in"),
+        pytest.param(6144, 5120, False, None, id="a draft's qkv"),
+        pytest.param(5120, 25600, False, None, id="a draft's fc"),
+        pytest.param(34816, 1280, True, (4, 132), id="blocks too short for stripes"),
+        pytest.param(132 * 256 * 30 + 64, 5120, False, (4, 132), id="too many of them"),
+    ],
+)
+def test_whole_blocks_where_they_come_out_even(n, k, paired, deal):
+    assert ring(n // 64, k // 128, H200, paired) == deal
+
+
+def test_a_dense_matrix_takes_processors():
+    assert ring_beside(256, H200, 3) == (2, 128)
+    assert ring_beside(258, H200, 3) == (2, 129)
+    assert ring_beside(258, Card(2, 0), 3) == (2, 1)
 
 
 def test_plans_deal_the_27b_evenly():

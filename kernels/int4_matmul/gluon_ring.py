@@ -1,0 +1,586 @@
+"""Int4 matmul for Hopper: whole blocks of output rows a program, which no other program knows of.
+
+A producer warp keeps a ring in shared memory full. A stage is one unit: the tiles of a block (4 or
+2 of 64 rows) by one group, words and parameters, and that group of x, brought by bulk copies that
+an mbarrier counts. Four consumers of four warps take the units in turn. Each turns all words of its
+unit into tensor core operands in registers (128 + code, as in triton.py) and gives the stage back:
+so x is read once for all rows of a block, and while one unpacks another multiplies. Weights do not
+wait for the kernel before: the ring is filled with them before x may be read. Sums of x that are
+not given are one more product, with ones.
+
+At the end of a block the consumers add their sums one after another, in shared memory, and the last
+one finishes the block while the others go on. A dense matrix beside is dealt by 32 rows to programs
+of their own, which use the ring as the others do.
+"""
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from kernels.gpu import dependent_launch, let_next_start, power_of_two, wait_for_inputs
+from kernels.int4_matmul.gluon_parts import (
+    CONSUMERS,
+    SHARED,
+    accumulated,
+    added_up,
+    as_operand,
+    barrier,
+    bulk_copy,
+    by_blocks,
+    by_words,
+    columns_for,
+    fetch_sums,
+    gated,
+    inputs_of,
+    next_stage,
+    pass_turn,
+    unit_of,
+    unpack,
+    viewed,
+    wait_turn,
+)
+from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
+
+BESIDE_ROWS = 32  # of the dense matrix, per program
+MOST_STAGES = 20
+
+_ROWS = gl.constexpr(ROWS)
+_WORDS = gl.constexpr(WORDS)
+_GROUP = gl.constexpr(GROUP)
+_PARTS = gl.constexpr(GROUP // WORDS)  # of a group of inputs, one of each nibble
+_CONSUMERS = gl.constexpr(CONSUMERS)
+_LAST = gl.constexpr(CONSUMERS - 1)
+_BESIDE_ROWS = gl.constexpr(BESIDE_ROWS)
+_TILE_BYTES = gl.constexpr(2 * TILE)
+
+
+@gluon.jit
+def _all_inputs(x, COLUMNS: gl.constexpr, MMA: gl.constexpr, ACROSS: gl.constexpr):
+    return (
+        inputs_of(x, 0, COLUMNS, MMA, ACROSS),
+        inputs_of(x, 1, COLUMNS, MMA, ACROSS),
+        inputs_of(x, 2, COLUMNS, MMA, ACROSS),
+        inputs_of(x, 3, COLUMNS, MMA, ACROSS),
+    )
+
+
+@gluon.jit
+def _ordered(x):
+    """x, an int32; loads from shared memory after this are not moved ahead of it."""
+    return gl.inline_asm_elementwise(
+        "bar.warp.sync -1; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _multiplied(words, pairs, tile: gl.constexpr, xs, stage, x, total, acc, MMA: gl.constexpr):
+    """acc [64, columns] + a tile times a group of x; `total` is the group's sum of each column.
+
+    With 16 columns registers are short: half of x is read again for every tile.
+    """
+    COLUMNS: gl.constexpr = acc.shape[1]
+    x0, x1, x2, x3 = x
+    if COLUMNS == 16 and tile > 0:
+        stage = _ordered(stage)
+        x2 = inputs_of(xs.index(stage), 2, COLUMNS, MMA, False)
+        x3 = inputs_of(xs.index(stage), 3, COLUMNS, MMA, False)
+    W: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [_ROWS, _WORDS],
+    )
+    q0, q1, q2, q3 = unpack(words.index(tile).load(W), MMA)
+    pair = pairs.index(tile).load(gl.SliceLayout(1, MMA))
+    d = mma_v2(q0, x0, gl.zeros([_ROWS, COLUMNS], gl.float32, MMA))
+    d = mma_v2(q1, x1, d)
+    d = mma_v2(q2, x2, d)
+    d = mma_v2(q3, x3, d)
+    return accumulated(pair, total, d, acc)
+
+
+@gluon.jit
+def _write(y_ptr, acc, first, rows, n, COLUMNS: gl.constexpr, MMA: gl.constexpr):
+    """y[:, first .. first + 63] from a tile's sums."""
+    out = first + gl.arange(0, _ROWS, gl.SliceLayout(1, MMA))[:, None]
+    col = gl.arange(0, COLUMNS, gl.SliceLayout(0, MMA))[None, :]
+    gl.store(y_ptr + col * n + out, acc.to(y_ptr.dtype.element_ty), mask=(col < rows) & (out < n))
+
+
+@gluon.jit
+def _finish(
+    sums,
+    unit,
+    block,
+    y_ptr,
+    out_sums_ptr,
+    rows,
+    n,
+    GATE_UP: gl.constexpr,
+    TILES: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    MMA: gl.constexpr,
+):
+    """Write what the form asks for, from the sums of a block's tiles."""
+    dtype: gl.constexpr = y_ptr.dtype.element_ty
+    a0, a1, a2, a3 = sums
+    a0 = a0 * unit
+    a1 = a1 * unit
+    if TILES == 4:
+        a2 = a2 * unit
+        a3 = a3 * unit
+    if GATE_UP:
+        h0 = gated(a0, a2, dtype)
+        h1 = gated(a1, a3, dtype)
+        _write(y_ptr, h0, block * _GROUP, rows, n, COLUMNS, MMA)
+        _write(y_ptr, h1, block * _GROUP + _ROWS, rows, n, COLUMNS, MMA)
+        col = gl.arange(0, COLUMNS, gl.SliceLayout(0, MMA))
+        share = gl.sum(h0 + h1, axis=0)
+        gl.store(out_sums_ptr + col * (n // _GROUP) + block, share, mask=col < rows)
+    else:
+        first = block * (TILES * _ROWS)
+        _write(y_ptr, a0, first, rows, n, COLUMNS, MMA)
+        _write(y_ptr, a1, first + _ROWS, rows, n, COLUMNS, MMA)
+        if TILES == 4:
+            _write(y_ptr, a2, first + 2 * _ROWS, rows, n, COLUMNS, MMA)
+            _write(y_ptr, a3, first + 3 * _ROWS, rows, n, COLUMNS, MMA)
+
+
+@gluon.jit
+def _multiply(
+    part: gl.constexpr,
+    pointers,
+    memory,
+    deal,
+    sizes,
+    GATE_UP: gl.constexpr,
+    TILES: gl.constexpr,
+    SUMS: gl.constexpr,
+    SCALED: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Every fourth unit of int4 weights, and the ends of blocks.
+
+    Part `part` takes the units part, part + 4 and so on of the program, whatever block they are of.
+    """
+    y_ptr, out_sums_ptr = pointers
+    xs, ts, scales, mail, words, pairs, full, empty, turns = memory
+    own, whole = deal
+    rows, n, groups = sizes
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_CONSUMERS, 1], [16, 8])
+    C: gl.constexpr = gl.SliceLayout(0, MMA)
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    totals = viewed(ts, gl.float32, [_CONSUMERS * ts.shape[1], COLUMNS], LINE)
+    A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    ones = gl.full([_ROWS, _WORDS], 1.0, gl.bfloat16, A)
+    zero = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
+    unit = part  # of the block
+    stage = part
+    phase = 0
+    for number in range(0, whole):
+        a0 = zero
+        a1 = zero
+        a2 = zero
+        a3 = zero
+        mine = (groups - unit + _LAST) // _CONSUMERS
+        for _ in range(0, mine):
+            mbarrier.wait(full.index(stage), phase)
+            x = _all_inputs(xs.index(stage), COLUMNS, MMA, False)
+            if SUMS:
+                total = gl.broadcast(totals.index(unit).load(C)[None, :], zero)[0]
+            else:
+                x0, x1, x2, x3 = x
+                total = mma_v2(ones, x0, zero)
+                total = mma_v2(ones, x1, total)
+                total = mma_v2(ones, x2, total)
+                total = mma_v2(ones, x3, total)
+            w = viewed(words.index(stage), gl.int16, [TILES, _ROWS, _WORDS], FLAT)
+            pair = viewed(pairs.index(stage), gl.int32, [TILES, _ROWS], LINE)
+            a0 = _multiplied(w, pair, 0, xs, stage, x, total, a0, MMA)
+            a1 = _multiplied(w, pair, 1, xs, stage, x, total, a1, MMA)
+            if TILES == 4:
+                a2 = _multiplied(w, pair, 2, xs, stage, x, total, a2, MMA)
+                a3 = _multiplied(w, pair, 3, xs, stage, x, total, a3, MMA)
+            mbarrier.arrive(empty.index(stage), count=1)  # all that was read is in use
+            unit += _CONSUMERS
+            stage, phase = next_stage(stage, phase, _CONSUMERS, STAGES)
+        unit -= groups
+        wait_turn(part, turns, number)
+        a0 = added_up(part, mail.index(0), a0, MMA)
+        a1 = added_up(part, mail.index(1), a1, MMA)
+        if TILES == 4:
+            a2 = added_up(part, mail.index(2), a2, MMA)
+            a3 = added_up(part, mail.index(3), a3, MMA)
+        pass_turn(part, turns)
+        if part == _LAST:
+            if SCALED:
+                one = gl.broadcast(scales.load(C)[None, :], zero)[0]
+            else:
+                one = gl.full([_ROWS, COLUMNS], 1.0, gl.float32, MMA)
+            _finish(
+                (a0, a1, a2, a3),
+                one,
+                own + number,
+                y_ptr,
+                out_sums_ptr,
+                rows,
+                n,
+                GATE_UP,
+                TILES,
+                COLUMNS,
+                MMA,
+            )
+
+
+@gluon.jit
+def _multiply_beside(
+    part: gl.constexpr,
+    z_ptr,
+    memory,
+    piece,
+    sizes,
+    SCALED: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Every fourth group of 32 rows of the dense matrix; two warps in a row share 16 of them."""
+    xs, ts, scales, mail, words, pairs, full, empty, turns = memory
+    rows, n, groups = sizes
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [2, 2], [16, 8])
+    W: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[0, 0], [16, 0]],
+        [],
+        [_BESIDE_ROWS, _WORDS],
+    )
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    acc = gl.zeros([_BESIDE_ROWS, COLUMNS], gl.float32, MMA)
+    stage = part
+    phase = 0
+    for _ in range(part, groups, _CONSUMERS):
+        mbarrier.wait(full.index(stage), phase)
+        x0, x1, x2, x3 = _all_inputs(xs.index(stage), COLUMNS, MMA, True)
+        w = viewed(words.index(stage), gl.bfloat16, [_PARTS, _BESIDE_ROWS, _WORDS], FLAT)
+        acc = mma_v2(as_operand(w.index(0).load(W), 0, MMA), x0, acc)
+        acc = mma_v2(as_operand(w.index(1).load(W), 0, MMA), x1, acc)
+        acc = mma_v2(as_operand(w.index(2).load(W), 0, MMA), x2, acc)
+        acc = mma_v2(as_operand(w.index(3).load(W), 0, MMA), x3, acc)
+        mbarrier.arrive(empty.index(stage), count=1)
+        stage, phase = next_stage(stage, phase, _CONSUMERS, STAGES)
+    wait_turn(part, turns, 0)
+    mail = viewed(mail, gl.float32, [4, _BESIDE_ROWS, COLUMNS], FLAT)
+    acc = added_up(part, mail.index(0), acc, MMA)
+    pass_turn(part, turns)
+    if part == _LAST:
+        out = piece * _BESIDE_ROWS + gl.arange(0, _BESIDE_ROWS, gl.SliceLayout(1, MMA))[:, None]
+        col = gl.arange(0, COLUMNS, gl.SliceLayout(0, MMA))
+        if SCALED:
+            acc = acc * gl.broadcast(scales.load(gl.SliceLayout(0, MMA))[None, :], acc)[0]
+        col = col[None, :]
+        z = acc.to(z_ptr.dtype.element_ty)
+        gl.store(z_ptr + col * n + out, z, mask=(col < rows) & (out < n))
+
+
+@gluon.jit
+def _consume(
+    part: gl.constexpr,
+    given,  # inputs: sums and squares; memory: what stands in shared memory
+    # deal: the program's first block and how many it has; piece of the dense matrix, -1: none
+    GATE_UP: gl.constexpr,
+    TILES: gl.constexpr,
+    BESIDE: gl.constexpr,
+    SUMS: gl.constexpr,
+    SCALED: gl.constexpr,
+    GROUPS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Fetch what is needed of x's sums and scales, then multiply what the program has."""
+    inputs, pointers, z_ptr, memory, summed, deal, piece, sizes, beside_n = given
+    sums_ptr, squares_ptr = inputs
+    xs, ts, scales, mail, words, pairs, full, empty, turns = memory
+    rows, n, groups = sizes
+    wait_for_inputs(PDL)
+    if SUMS:
+        fetch_sums(part, ts, sums_ptr, 0, groups, groups, rows, summed)
+    if SCALED and part == _LAST:
+        scales.store(unit_of(squares_ptr, rows, groups, GROUPS, COLUMNS))
+    if BESIDE:
+        if piece >= 0:
+            _multiply_beside(
+                part, z_ptr, memory, piece, (rows, beside_n, groups), SCALED, COLUMNS, STAGES
+            )
+        else:
+            _multiply(
+                part, pointers, memory, deal, sizes, GATE_UP, TILES, SUMS, SCALED, COLUMNS, STAGES
+            )
+    else:
+        _multiply(
+            part, pointers, memory, deal, sizes, GATE_UP, TILES, SUMS, SCALED, COLUMNS, STAGES
+        )
+
+
+@gluon.jit
+def _next_unit(block, group, groups):
+    ends = group + 1 == groups
+    return gl.where(ends, block + 1, block), gl.where(ends, 0, group + 1)
+
+
+@gluon.jit
+def _bring_weights(
+    sources,
+    words,
+    pairs,
+    bar,
+    stage,
+    block,
+    group,
+    piece,
+    GATE_UP: gl.constexpr,
+    TILES: gl.constexpr,
+    BESIDE: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):
+    """Start a unit: its weights; the barrier waits for a group of x too."""
+    words_tiles, pairs_tiles, beside_rows, x_rows = sources
+    X: gl.constexpr = COLUMNS * 2 * _GROUP
+    STEP: gl.constexpr = TILES // 2 if GATE_UP else TILES
+    if BESIDE:
+        if piece >= 0:
+            mbarrier.expect(bar, _BESIDE_ROWS * 2 * _GROUP + X)
+            BOX: gl.constexpr = beside_rows.block_type.shape
+            room = viewed(words.index(stage), gl.bfloat16, BOX, beside_rows.layout)
+            bulk_copy(beside_rows, [group * _PARTS, piece * _BESIDE_ROWS, 0], bar, room)
+        else:
+            mbarrier.expect(bar, TILES * _TILE_BYTES + X)
+            bulk_copy(words_tiles, [0, block * STEP, group, 0, 0], bar, words.index(stage))
+            bulk_copy(
+                pairs_tiles, [0, block * STEP, group, _WORDS // 2, 0], bar, pairs.index(stage)
+            )
+    else:
+        mbarrier.expect(bar, TILES * _TILE_BYTES + X)
+        bulk_copy(words_tiles, [0, block * STEP, group, 0, 0], bar, words.index(stage))
+        bulk_copy(pairs_tiles, [0, block * STEP, group, _WORDS // 2, 0], bar, pairs.index(stage))
+
+
+@gluon.jit
+def _produce(
+    sources,
+    xs,
+    words,
+    pairs,
+    full,
+    empty,
+    after,  # block and group of the first unit that the ring has no room for yet
+    units,
+    groups,
+    piece,
+    GATE_UP: gl.constexpr,
+    TILES: gl.constexpr,
+    BESIDE: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Bring x of the first units, then units as stages become free."""
+    words_tiles, pairs_tiles, beside_rows, x_rows = sources
+    wait_for_inputs(PDL)
+    for unit in range(0, gl.minimum(units, STAGES)):
+        bulk_copy(x_rows, [unit % groups * _PARTS, 0, 0], full.index(unit), xs.index(unit))
+    block, group = after
+    stage = 0
+    phase = 0
+    for _ in range(STAGES, units):
+        mbarrier.wait(empty.index(stage), phase)
+        bar = full.index(stage)
+        _bring_weights(
+            sources, words, pairs, bar, stage, block, group, piece, GATE_UP, TILES, BESIDE, COLUMNS
+        )
+        bulk_copy(x_rows, [group * _PARTS, 0, 0], bar, xs.index(stage))
+        block, group = _next_unit(block, group, groups)
+        stage, phase = next_stage(stage, phase, 1, STAGES)
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def _int4_ring_gluon(
+    x_rows,  # x as [k / 32, rows, 32], a group of COLUMNS rows at once
+    words_tiles,  # the tiles as int32 [halves, row tiles, groups, 17, 64], sixteen lines at once
+    pairs_tiles,  # the same, one line at once
+    beside_rows,  # the dense matrix as [k / 32, rows, 32], a group of 32 rows at once
+    sums_ptr,  # [rows, groups] fp32: of x
+    squares_ptr,  # [rows, groups] fp32: x counts times rsqrt of their sum
+    y_ptr,  # [rows, n]
+    z_ptr,  # [rows, beside_n]
+    out_sums_ptr,  # [rows, n / 128]
+    rows,
+    n,
+    beside_n,
+    blocks,
+    groups,
+    programs,  # after them those of the dense matrix
+    GATE_UP: gl.constexpr,
+    TILES: gl.constexpr,  # of a block
+    BESIDE: gl.constexpr,
+    SUMS: gl.constexpr,
+    SCALED: gl.constexpr,
+    GROUPS: gl.constexpr,  # a power of two, at least `groups` and 32
+    COLUMNS: gl.constexpr,  # 8 or 16, at least `rows`
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    let_next_start(PDL)
+    p = gl.program_id(0)
+    own = blocks * p // programs
+    whole = blocks * (p + 1) // programs - own
+    piece = p * 0 - 1
+    if BESIDE:
+        if p >= programs:  # one block, of the dense matrix
+            piece = p - programs
+            own = own * 0
+            whole = whole * 0 + 1
+    units = whole * groups
+    words = gl.allocate_shared_memory(
+        gl.int32, [STAGES] + words_tiles.block_type.shape, words_tiles.layout
+    )
+    pairs = gl.allocate_shared_memory(
+        gl.int32, [STAGES] + pairs_tiles.block_type.shape, pairs_tiles.layout
+    )
+    xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES] + x_rows.block_type.shape, x_rows.layout)
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    QUARTER: gl.constexpr = GROUPS // _CONSUMERS if SUMS else 32 // COLUMNS
+    ts = gl.allocate_shared_memory(gl.float32, [_CONSUMERS, QUARTER, COLUMNS], FLAT)
+    scales = gl.allocate_shared_memory(gl.float32, [COLUMNS], LINE)
+    mail = gl.allocate_shared_memory(gl.float32, [TILES, _ROWS, COLUMNS], FLAT)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [_CONSUMERS, 1], mbarrier.MBarrierLayout())
+    summed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(_CONSUMERS):
+        mbarrier.init(turns.index(i), count=1)
+    mbarrier.init(summed, count=_CONSUMERS)
+    barrier()
+    sources = (words_tiles, pairs_tiles, beside_rows, x_rows)
+    block = own
+    group = own * 0
+    for unit in range(0, gl.minimum(units, STAGES)):  # weights: constants, ahead of any wait
+        bar = full.index(unit)
+        _bring_weights(
+            sources, words, pairs, bar, unit, block, group, piece, GATE_UP, TILES, BESIDE, COLUMNS
+        )
+        block, group = _next_unit(block, group, groups)
+    inputs = (sums_ptr, squares_ptr)
+    pointers = (y_ptr, out_sums_ptr)
+    memory = (xs, ts, scales, mail, words, pairs, full, empty, turns)
+    deal = (own, whole)
+    sizes = (rows, n, groups)
+    given = (inputs, pointers, z_ptr, memory, summed, deal, piece, sizes, beside_n)
+    gl.warp_specialize(
+        [
+            (
+                _consume,
+                (0, given, GATE_UP, TILES, BESIDE, SUMS, SCALED, GROUPS, COLUMNS, STAGES, PDL),
+            ),
+            (
+                _consume,
+                (1, given, GATE_UP, TILES, BESIDE, SUMS, SCALED, GROUPS, COLUMNS, STAGES, PDL),
+            ),
+            (
+                _consume,
+                (2, given, GATE_UP, TILES, BESIDE, SUMS, SCALED, GROUPS, COLUMNS, STAGES, PDL),
+            ),
+            (
+                _consume,
+                (3, given, GATE_UP, TILES, BESIDE, SUMS, SCALED, GROUPS, COLUMNS, STAGES, PDL),
+            ),
+            (
+                _produce,
+                (
+                    sources,
+                    xs,
+                    words,
+                    pairs,
+                    full,
+                    empty,
+                    (block, group),
+                    units,
+                    groups,
+                    piece,
+                    GATE_UP,
+                    TILES,
+                    BESIDE,
+                    COLUMNS,
+                    STAGES,
+                    PDL,
+                ),
+            ),
+        ],
+        [4, 4, 4, 1],
+        [112, 112, 112, 32],
+    )
+
+
+def launch_ring(
+    x: Tensor,
+    tiles: Tensor,
+    tall: int,
+    programs: int,
+    sums: Tensor | None,
+    squares: Tensor | None,
+    y: Tensor,
+    out_sums: Tensor | None = None,
+    beside: Tensor | None = None,
+    z: Tensor | None = None,
+) -> None:
+    """With `out_sums` the matrix is [gate | up], and y is silu(gate) up with its sums."""
+    row_tiles, groups = tiles.shape[:2]
+    columns = columns_for(x.shape[0])
+    most_groups = max(32, power_of_two(groups))
+    left = SHARED - 4 * columns * (tall * ROWS + most_groups)
+    stages = min(MOST_STAGES, left // (tall * 2 * TILE + 2 * columns * GROUP))
+    if stages < CONSUMERS:
+        raise ValueError(
+            f"int4_matmul: {groups} groups leave room for {stages} stages, {CONSUMERS} are needed;"
+            " use kernel.int4_matmul=triton"
+        )
+    paired = out_sums is not None
+    x_rows = by_words(x, columns)
+    overlap = dependent_launch(x.device)
+    spare = 0 if beside is None else -(-beside.shape[0] // BESIDE_ROWS)
+    _int4_ring_gluon[(programs + spare,)](
+        x_rows,
+        *by_blocks(tiles, tall, 2 if paired else 1),
+        x_rows if beside is None else by_words(beside, BESIDE_ROWS),
+        tiles if sums is None else sums,
+        tiles if squares is None else squares,
+        y,
+        y if z is None else z,
+        y if out_sums is None else out_sums,
+        x.shape[0],
+        y.shape[1],
+        0 if z is None else z.shape[1],
+        -(-row_tiles // tall),
+        groups,
+        programs,
+        GATE_UP=paired,
+        TILES=tall,
+        BESIDE=beside is not None,
+        SUMS=sums is not None,
+        SCALED=squares is not None,
+        GROUPS=most_groups,
+        COLUMNS=columns,
+        STAGES=stages,
+        PDL=overlap,
+        launch_pdl=overlap,
+        num_warps=4,
+    )

@@ -1,0 +1,482 @@
+"""Int4 matmul for Hopper where blocks do not come out even: stripes of them, one a processor.
+
+The ring is that of gluon_ring.py, a unit four tiles of 64 rows by one group. Four consumers of four
+warps each take one tile of every unit. They meet at the ring, never each other, so one unpacks
+while another multiplies: with a barrier of the whole program per unit the same loop took 1.4 times
+as long.
+
+What a program owns and how blocks are shared is as in triton.py (plan.py), one program a processor.
+The producer counts the program in at the blocks that end inside its stripe, the last block is
+counted in at the end: so the program whose stripe ends with a block's last groups finishes it.
+"""
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from kernels.define import MAX_ROWS
+from kernels.gpu import (
+    counters,
+    dependent_launch,
+    let_next_start,
+    power_of_two,
+    wait_for_inputs,
+)
+from kernels.int4_matmul.gluon_parts import (
+    CONSUMERS,
+    SHARED,
+    accumulated,
+    barrier,
+    bulk_copy,
+    by_blocks,
+    by_words,
+    columns_for,
+    fetch_sums,
+    gated,
+    inputs_of,
+    next_stage,
+    unit_of,
+    unpack,
+    viewed,
+)
+from kernels.int4_matmul.launch import card, slots
+from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
+from kernels.int4_matmul.plan import MOST_BLOCKS, STRIPE_STAGES
+
+_ROWS = gl.constexpr(ROWS)
+_WORDS = gl.constexpr(WORDS)
+_GROUP = gl.constexpr(GROUP)
+_SLOT_COLUMNS = gl.constexpr(MAX_ROWS)
+_CONSUMERS = gl.constexpr(CONSUMERS)
+_BLOCK = gl.constexpr(CONSUMERS * ROWS)
+_UNIT = gl.constexpr(CONSUMERS * 2 * TILE)  # bytes of a unit's weights
+_MOST_BLOCKS = gl.constexpr(MOST_BLOCKS)
+
+
+@gluon.jit
+def _consume(
+    part: gl.constexpr,
+    sums_ptr,
+    slot_ptr,  # the program's first
+    memory,  # what stands in shared memory
+    stripe,  # its first group, its units, groups of a block, rows of x
+    SUMS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    HELD: gl.constexpr,
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Multiply one tile of every unit; leave a block's sums in the program's slot for it."""
+    xs, ts, words, pairs, full, empty, left, summed = memory
+    first, units, groups, rows = stripe
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_CONSUMERS, 1], [16, 8])
+    W: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [_ROWS, _WORDS],
+    )
+    R: gl.constexpr = gl.SliceLayout(1, MMA)
+    C: gl.constexpr = gl.SliceLayout(0, MMA)
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    wait_for_inputs(PDL)
+    if SUMS:
+        fetch_sums(part, ts, sums_ptr, first, units, groups, rows, summed)
+        totals = viewed(ts, gl.float32, [ts.shape[0] * ts.shape[1], COLUMNS], LINE)
+    A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    ones = gl.full([_ROWS, _WORDS], 1.0, gl.bfloat16, A)
+    row = gl.arange(0, _ROWS, R)[:, None]
+    col = gl.arange(0, COLUMNS, C)[None, :]
+    place = slot_ptr + col * _BLOCK + part * _ROWS + row
+    live = (col < rows) & (row >= 0)
+    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
+    group = first
+    at = 0
+    stage = 0
+    phase = 0
+    for unit in range(0, units):
+        mbarrier.wait(full.index(stage), phase)
+        w = viewed(words.index(stage), gl.int16, [_CONSUMERS, _ROWS, _WORDS], FLAT)
+        w = w.index(part).load(W)
+        pair = viewed(pairs.index(stage), gl.int32, [_CONSUMERS, _ROWS], LINE)
+        pair = pair.index(part).load(R)
+        q0, q1, q2, q3 = unpack(w, MMA)
+        zero = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
+        x = xs.index(stage)
+        x0, x1 = inputs_of(x, 0, COLUMNS, MMA, False), inputs_of(x, 1, COLUMNS, MMA, False)
+        d = mma_v2(q0, x0, zero)
+        e = mma_v2(q1, x1, zero)
+        if SUMS:
+            total = gl.broadcast(totals.index(at).load(C)[None, :], acc)[0]
+            at = gl.where(at + 1 == HELD, 0, at + 1)
+        else:
+            total = mma_v2(ones, x0, zero)
+            total = mma_v2(ones, x1, total)
+        x2, x3 = inputs_of(x, 2, COLUMNS, MMA, False), inputs_of(x, 3, COLUMNS, MMA, False)
+        d = mma_v2(q2, x2, d)
+        e = mma_v2(q3, x3, e)
+        if not SUMS:
+            total = mma_v2(ones, x2, total)
+            total = mma_v2(ones, x3, total)
+        mbarrier.arrive(empty.index(stage), count=1)  # all that was read is in use
+        acc = accumulated(pair, total, d + e, acc)
+        group += 1
+        if (group == groups) | (unit == units - 1):
+            gl.store(place, acc, mask=live)
+            acc = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
+            group = 0
+            if unit < units - 1:
+                mbarrier.arrive(left, count=1)
+            place += _BLOCK * _SLOT_COLUMNS
+        stage, phase = next_stage(stage, phase, 1, STAGES)
+
+
+@gluon.jit
+def _next_unit(block, group, groups):
+    ends = group + 1 == groups
+    return gl.where(ends, block + 1, block), gl.where(ends, 0, group + 1)
+
+
+@gluon.jit
+def _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile, group):
+    bulk_copy(words_tiles, [0, row_tile, group, 0, 0], bar, words.index(stage))
+    bulk_copy(pairs_tiles, [0, row_tile, group, _WORDS // 2, 0], bar, pairs.index(stage))
+
+
+@gluon.jit
+def _bring_x(x_rows, xs, bar, stage, group):
+    bulk_copy(x_rows, [group * (_GROUP // _WORDS), 0, 0], bar, xs.index(stage))
+
+
+@gluon.jit
+def _programs_of(block, groups, units):
+    """The first program that has units of a block, and one past the last."""
+    programs = gl.num_programs(0)
+    first = ((block * groups + 1) * programs - 1) // units
+    return first, ((block + 1) * groups * programs - 1) // units + 1
+
+
+@gluon.jit
+def _arrived_last(left, counters_ptr, j, first_block, groups, units):
+    """Count the program in at its j-th block once all consumers have left their sums there."""
+    mbarrier.wait(left, j & 1)
+    begin, end = _programs_of(first_block + j, groups, units)
+    before = gl.atomic_add(counters_ptr + j, 1, sem="acq_rel")
+    return (before == end - begin - 1).to(gl.int32)
+
+
+@gluon.jit
+def _produce(
+    words_tiles,
+    pairs_tiles,
+    x_rows,
+    counters_ptr,  # of the stripe's first block
+    words,
+    pairs,
+    xs,
+    full,
+    empty,
+    left,
+    last_here,
+    block,
+    group,
+    first,
+    units,
+    groups,
+    touched,
+    first_block,
+    all_units,
+    STEP: gl.constexpr,
+    BYTES: gl.constexpr,
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Bring x of the first units, then units as stages become free; count in at blocks that ended.
+
+    `last_here` [32] int32 tells of each whether this program was the last to arrive there.
+    """
+    wait_for_inputs(PDL)
+    for unit in range(0, gl.minimum(units, STAGES)):
+        _bring_x(x_rows, xs, full.index(unit), unit, (first + unit) % groups)
+    stage = 0
+    phase = 0
+    L: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    i = gl.arange(0, _MOST_BLOCKS, L)
+    was_last = gl.zeros([_MOST_BLOCKS], gl.int32, L)
+    ended = 0  # blocks that this program is counted in at
+    for unit in range(STAGES, units):
+        mbarrier.wait(empty.index(stage), phase)
+        bar = full.index(stage)
+        mbarrier.expect(bar, BYTES)
+        _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, block * STEP, group)
+        _bring_x(x_rows, xs, bar, stage, group)
+        block, group = _next_unit(block, group, groups)
+        stage, phase = next_stage(stage, phase, 1, STAGES)
+        if first + unit - STAGES + 1 == (ended + 1) * groups:  # all have read its last unit
+            here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units)
+            was_last = gl.where(i == ended, here, was_last)
+            ended += 1
+    if ended < touched - 1:  # no more than one: a block is longer than the ring
+        here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units)
+        was_last = gl.where(i == ended, here, was_last)
+    last_here.store(was_last)
+
+
+@gluon.jit
+def _finish(
+    slots_ptr,
+    begin,
+    end,
+    block,
+    squares_ptr,
+    y_ptr,
+    out_sums_ptr,
+    rows,
+    n,
+    groups,
+    GATE_UP: gl.constexpr,
+    SCALED: gl.constexpr,
+    GROUPS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):
+    """Add a block's slots in order and write what the form asks for; a warp has whole rows of x."""
+    dtype: gl.constexpr = y_ptr.dtype.element_ty
+    OUT: gl.constexpr = _BLOCK // 2 if GATE_UP else _BLOCK
+    G: gl.constexpr = OUT // _GROUP
+    AT_ONCE: gl.constexpr = 4 if COLUMNS == 8 else 2
+    L: gl.constexpr = gl.BlockedLayout([1, 1, 4 * G], [1, G, 32 // G], [4, 1, 1], [2, 1, 0])
+    SHARE: gl.constexpr = gl.SliceLayout(2, L)
+    COL: gl.constexpr = gl.SliceLayout(1, SHARE)
+    g = gl.arange(0, G, gl.SliceLayout(0, SHARE))[None, :]
+    i = gl.arange(0, _GROUP, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, :][:, None, :]
+    row = g[:, :, None] * _GROUP + i
+    out = block * OUT + row
+    col = gl.arange(0, COLUMNS, COL)[:, None]
+    wide = col[:, :, None]
+    live = (wide < rows) & (out < n)
+    if SCALED:
+        unit = unit_of(squares_ptr, rows, groups, GROUPS, COLUMNS)
+    place = wide * _BLOCK + row
+    total = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
+    up = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
+    for slot in range(begin, end, AT_ONCE):
+        p = slots_ptr + slot * (_BLOCK * _SLOT_COLUMNS) + place
+        for j in gl.static_range(AT_ONCE):
+            some = live & (slot + j < end)
+            q = p + j * (_BLOCK * _SLOT_COLUMNS)
+            total += gl.load(q, mask=some, other=0.0, cache_modifier=".cg")
+            if GATE_UP:
+                up += gl.load(q + OUT, mask=some, other=0.0, cache_modifier=".cg")
+    if SCALED:
+        r = gl.convert_layout(unit, COL)[:, None][:, :, None]
+        total = total * r
+        up = up * r
+    at = wide * n + out
+    if GATE_UP:
+        h = gated(total, up, dtype)
+        gl.store(y_ptr + at, h.to(dtype), mask=live)
+        share = col * (n // _GROUP) + block * G + g
+        some = (col < rows) & (block * G + g < n // _GROUP)
+        gl.store(out_sums_ptr + share, gl.sum(h, axis=2), mask=some)
+    else:
+        gl.store(y_ptr + at, total.to(dtype), mask=live)
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def _int4_stripes_gluon(
+    x_rows,  # x as [k / 32, rows, 32], a group of COLUMNS rows at once
+    words_tiles,  # the tiles as int32 [halves, row tiles, groups, 17, 64], sixteen lines at once
+    pairs_tiles,  # the same, one line at once
+    sums_ptr,  # [rows, groups] fp32: of x
+    squares_ptr,  # [rows, groups] fp32: x counts times rsqrt of their sum
+    slots_ptr,  # [programs + blocks, 16, 256] fp32
+    counters_ptr,  # [blocks] int32, all 0 between launches
+    y_ptr,  # [rows, n]
+    out_sums_ptr,  # [rows, n / 128]
+    rows,
+    n,
+    blocks,
+    groups,
+    GATE_UP: gl.constexpr,
+    SUMS: gl.constexpr,
+    SCALED: gl.constexpr,
+    GROUPS: gl.constexpr,  # a power of two, at least `groups`
+    COLUMNS: gl.constexpr,  # 8 or 16, at least `rows`
+    HELD: gl.constexpr,  # groups whose sums a program keeps
+    QUARTER: gl.constexpr,  # a power of two, at least a quarter of HELD
+    STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    let_next_start(PDL)
+    p = gl.program_id(0)
+    programs = gl.num_programs(0)
+    units = blocks * groups
+    begin = units * p // programs
+    mine = units * (p + 1) // programs - begin
+    block = begin // groups
+    first = begin - block * groups
+    touched = (begin + mine - 1) // groups + 1 - block
+    words = gl.allocate_shared_memory(
+        gl.int32, [STAGES] + words_tiles.block_type.shape, words_tiles.layout
+    )
+    pairs = gl.allocate_shared_memory(
+        gl.int32, [STAGES] + pairs_tiles.block_type.shape, pairs_tiles.layout
+    )
+    xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES] + x_rows.block_type.shape, x_rows.layout)
+    ts = gl.allocate_shared_memory(
+        gl.float32, [_CONSUMERS, QUARTER, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    last_here = gl.allocate_shared_memory(
+        gl.int32, [_MOST_BLOCKS], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    left = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    summed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=_CONSUMERS)
+    mbarrier.init(left, count=_CONSUMERS)
+    mbarrier.init(summed, count=_CONSUMERS)
+    barrier()
+    STEP: gl.constexpr = _CONSUMERS // 2 if GATE_UP else _CONSUMERS
+    BYTES: gl.constexpr = _UNIT + COLUMNS * 2 * _GROUP
+    at_block = block
+    at_group = first
+    for stage in range(0, gl.minimum(mine, STAGES)):  # weights: constants, ahead of any wait
+        bar = full.index(stage)
+        mbarrier.expect(bar, BYTES)
+        row_tile = at_block * STEP
+        _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile, at_group)
+        at_block, at_group = _next_unit(at_block, at_group, groups)
+    slot_ptr = slots_ptr + (p + block) * (_BLOCK * _SLOT_COLUMNS)
+    memory = (xs, ts, words, pairs, full, empty, left, summed)
+    stripe = (first, mine, groups, rows)
+    gl.warp_specialize(
+        [
+            (
+                _consume,
+                (0, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, PDL),
+            ),
+            (
+                _consume,
+                (1, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, PDL),
+            ),
+            (
+                _consume,
+                (2, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, PDL),
+            ),
+            (
+                _consume,
+                (3, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, PDL),
+            ),
+            (
+                _produce,
+                (
+                    words_tiles,
+                    pairs_tiles,
+                    x_rows,
+                    counters_ptr + block,
+                    words,
+                    pairs,
+                    xs,
+                    full,
+                    empty,
+                    left,
+                    last_here,
+                    at_block,
+                    at_group,
+                    first,
+                    mine,
+                    groups,
+                    touched,
+                    block,
+                    units,
+                    STEP,
+                    BYTES,
+                    STAGES,
+                    PDL,
+                ),
+            ),
+        ],
+        [4, 4, 4, 1],
+        [96, 96, 96, 24],
+    )
+    barrier()  # all of this program's sums before its arrival at the last block
+    A: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    i = gl.arange(0, _MOST_BLOCKS, A)
+    known = last_here.load(A)
+    for j in range(0, touched):
+        b = block + touched - 1 - j
+        one, end = _programs_of(b, groups, units)
+        if j > 0:
+            last = gl.sum(gl.where(i == b - block, known, 0)) == 1
+        else:
+            last = gl.atomic_add(counters_ptr + b, 1, sem="acq_rel") == end - one - 1
+        if last:
+            _finish(
+                slots_ptr,
+                one + b,
+                end + b,
+                b,
+                squares_ptr,
+                y_ptr,
+                out_sums_ptr,
+                rows,
+                n,
+                groups,
+                GATE_UP,
+                SCALED,
+                GROUPS,
+                COLUMNS,
+            )
+            gl.store(counters_ptr + b, 0)
+
+
+def launch_stripes(
+    x: Tensor,
+    tiles: Tensor,
+    sums: Tensor | None,
+    squares: Tensor | None,
+    y: Tensor,
+    out_sums: Tensor | None = None,
+) -> None:
+    """With `out_sums` the matrix is [gate | up], and y is silu(gate) up with its sums."""
+    row_tiles, groups = tiles.shape[:2]
+    blocks = -(-row_tiles // CONSUMERS)
+    programs = min(card(x.device).processors, blocks * groups)
+    held = min(groups, -(-blocks * groups // programs)) if sums is not None else 1
+    columns = columns_for(x.shape[0])
+    stages = min(STRIPE_STAGES, SHARED // (CONSUMERS * 2 * TILE + 2 * columns * GROUP))
+    room = slots(x.device, power_of_two((programs + blocks) * CONSUMERS * ROWS * MAX_ROWS))
+    paired = out_sums is not None
+    overlap = dependent_launch(x.device)
+    _int4_stripes_gluon[(programs,)](
+        by_words(x, columns),
+        *by_blocks(tiles, CONSUMERS, 2 if paired else 1),
+        room if sums is None else sums,
+        room if squares is None else squares,
+        room,
+        counters(x.device, power_of_two(blocks)),
+        y,
+        room if out_sums is None else out_sums,
+        x.shape[0],
+        y.shape[1],
+        blocks,
+        groups,
+        GATE_UP=paired,
+        SUMS=sums is not None,
+        SCALED=squares is not None,
+        GROUPS=max(32, power_of_two(groups)),
+        COLUMNS=columns,
+        HELD=held,
+        QUARTER=max(32 // columns, power_of_two(-(-held // CONSUMERS))),
+        STAGES=stages,
+        PDL=overlap,
+        launch_pdl=overlap,
+        num_warps=4,
+    )
