@@ -1,12 +1,9 @@
 """Params into files: the layout that `load` and transformers read, complete or not there at all."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from shutil import copymode
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from tr.checkpoint.files import INDEX, SINGLE, new_folder
@@ -14,10 +11,9 @@ from tr.checkpoint.inventory import file_shape, slots
 from tr.checkpoint.load import Weights
 from tr.checkpoint.metadata import dtype_name
 from tr.checkpoint.names import Table, target_table
+from tr.checkpoint.shards import MAX_BYTES, Shards, to_json
 from tr.model import mtp, text
 from tr.model.config import ModelConfig
-
-MAX_SHARD_BYTES = 5 * 10**9
 
 
 def save_target(
@@ -26,7 +22,7 @@ def save_target(
     params: text.Params,
     mtp: mtp.Params | None,
     eos: tuple[int, ...],
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int = MAX_BYTES,
     extra: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -40,7 +36,7 @@ def save_target(
             f"save: the config has {config.mtp_layers} MTP layers, but an MTP head was "
             f"{'not ' if mtp is None else ''}given; make the two agree"
         )
-    generation = {"generation_config.json": _json({"eos_token_id": list(eos)})}
+    generation = {"generation_config.json": to_json({"eos_token_id": list(eos)})}
     save_from(
         folder,
         Weights(text=params, mtp=mtp),
@@ -57,7 +53,7 @@ def save_from(
     params: Any,
     table: Table,
     config: Mapping[str, Any],
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int = MAX_BYTES,
     extra: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -66,19 +62,18 @@ def save_from(
     All is written to a folder beside it, which is renamed at the end, so that an error leaves
     nothing. Tensors outside the table are not saved. A second shard begins past `max_shard_bytes`.
     """
-    texts = {"config.json": _json(config), **(extra or {})}
+    texts = {"config.json": to_json(config), **(extra or {})}
     for name in texts:
         if Path(name).name != name or name in (SINGLE, INDEX):
             raise ValueError(f"save: extra file {name!r} must be a plain name beside the weights")
-    shards = _shards(file_tensors(params, table), max_shard_bytes)
+    parts = file_tensors(params, table)
     with new_folder(Path(folder), overwrite) as new:
         for name, content in texts.items():
             (new / name).write_text(content, encoding="utf-8")
-        for name, parts in zip(_shard_names(len(shards)), shards, strict=True):
-            save_file(_on_cpu(parts), new / name, metadata={"format": "pt"})
-            copymode(new / "config.json", new / name)  # the writer makes it private
-        if len(shards) > 1:
-            (new / INDEX).write_text(_index(shards), encoding="utf-8")
+        shards = Shards(new, max_shard_bytes)
+        for name, tensor in parts.items():
+            shards.add(name, tensor)
+        shards.close()
 
 
 def file_tensors(params: Any, table: Table) -> dict[str, Tensor]:
@@ -90,37 +85,3 @@ def file_tensors(params: Any, table: Table) -> dict[str, Tensor]:
         for i, rows in enumerate(slot.tensor.split(slot.rows)):
             parts[table.spell(source.names[i])] = rows.reshape(file_shape(slot, source, i))
     return parts
-
-
-def _on_cpu(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t.detach().cpu().contiguous() for name, t in parts.items()}
-
-
-def _shards(parts: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
-    """The parts in order, grouped so that only a group of one tensor exceeds `limit` bytes."""
-    shards: list[dict[str, Tensor]] = [{}]
-    room = limit
-    for name, t in parts.items():
-        if t.nbytes > room and shards[-1]:
-            shards.append({})
-            room = limit
-        shards[-1][name] = t
-        room -= t.nbytes
-    return shards
-
-
-def _shard_names(count: int) -> list[str]:
-    if count == 1:
-        return [SINGLE]
-    return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-
-
-def _index(shards: list[dict[str, Tensor]]) -> str:
-    names = _shard_names(len(shards))
-    total = sum(t.nbytes for parts in shards for t in parts.values())
-    weight_map = {n: file for file, parts in zip(names, shards, strict=True) for n in parts}
-    return _json({"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
