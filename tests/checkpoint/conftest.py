@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.checkpoint.publish import Published
+from experiments import published as p
 from tests.checkpoint.small import random_target
 from tests.model.small import CONFIG, random_mtp, random_params
 from tr.checkpoint.load import Target
@@ -21,7 +21,7 @@ from tr.checkpoint.save import save_target
 from tr.model.config import FULL, LINEAR, ModelConfig
 
 Write = Callable[[Mapping[str, Tensor], Mapping[str, Any]], Path]
-Lay = Callable[[Published], Path]
+Lay = Callable[[p.Published], Path]
 SHAPE = {
     "vocab": 192,
     "d_model": 256,
@@ -97,17 +97,9 @@ def matrices(whole: Path) -> dict[str, Tensor]:
 def lay(whole: Path, tmp_path: Path) -> Lay:
     """A folder of what was published."""
 
-    def lay(published: Published) -> Path:
+    def lay(published: p.Published) -> Path:
         path = tmp_path / "checkpoint"
-        path.mkdir()
-        save_file(published.parts, path / "model.safetensors", metadata={"format": "pt"})
-        raw = json.loads((whole / "config.json").read_text())
-        if published.quantization:
-            raw["quantization_config"] = published.quantization
-        (path / "config.json").write_text(json.dumps(raw))
-        for name, content in published.extra.items():
-            (path / name).write_text(content)
-        (path / "generation_config.json").write_text('{"eos_token_id": [3]}')
+        p.lay(published, path, json.loads((whole / "config.json").read_text()))
         return path
 
     return lay

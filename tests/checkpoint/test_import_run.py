@@ -9,15 +9,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from experiments.import_check import run
-from tests.checkpoint import publish as p
-from tr.assemble import EMBEDDED, assemble, read_found, requantises
+from experiments import published as p
+from experiments.import_survey import run
+from experiments.published_cases import pack_quantized
+from tr.assemble import EMBEDDED, assemble, import_dflash2, read_found, requantises
 from tr.checkpoint.load import load_target, open_target
 from tr.checkpoint.survey import sizes
+from tr.drafts.dflash2 import Dflash2
 from tr.nn.formats.dense import Dense
 from tr.nn.formats.int4 import Int4
 from tr.overrides import load
 from tr.quant import rtn
+from tr.roofline import plan
 from tr.tree import tensors
 
 
@@ -30,6 +33,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     published = p.publish(stored, lambda n: p.tokenrush if p.body(n) else None, {})
     save_file(published.parts, path / "model.safetensors", metadata={"format": "pt"})
     (path / "tokenrush.json").write_text(json.dumps({"format": "int4", "group": 128}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def drafted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with its draft in W4A16, scales in float16."""
+    path = tmp_path_factory.mktemp("drafted") / "model"
+    copytree(folder, path)
+    stored = load_file(EMBEDDED / "draft" / "model.safetensors")
+    quantise = pack_quantized(torch.float16)
+    chosen = {n for n in stored if n.startswith("layers.") and ("proj.weight" in n)}
+    config = p.ct_config([(["Linear"], p.integers())], [], "pack-quantized")
+    published = p.publish(stored, lambda n: quantise if n in chosen else None, config)
+    raw = json.loads((EMBEDDED / "draft" / "config.json").read_text())
+    p.lay(published, path / "draft", raw)
     return path
 
 
@@ -63,6 +81,21 @@ def test_it_is_said_to_hold_what_it_holds(folder, more):
     assert said["attention qkv"].nbytes(2.0) == held("mixer", "qkv")
     assert said["mlp gate_up"].nbytes(2.0) == held("mlp", "gate_up")
     assert said["MTP head"].nbytes(2.0) == sum(t.nbytes for t in tensors(made.mtp).values())
+
+
+def test_a_step_moves_what_is_held_whatever_quant_says(folder):
+    config = configure(folder)
+    made = assemble(config, 256)
+    as_said, as_codes = (plan(made.shape, quant).moved for quant in ("bf16", "int4_g128"))
+    assert as_codes < made.moved("bf16", 0) < as_said  # the body in codes, the head in bfloat16
+    vocab, width = made.shape.vocab, made.shape.d_model
+    head = vocab * width * 2 - -(-vocab // 64) * 64 * width * 4.25 / 8
+    assert made.moved("bf16", 0) == as_codes + head
+    config = configure(folder, "quant=int4_g128")
+    assert (
+        assemble(config, 256).moved("bf16", 9, 2)
+        == plan(made.shape, "int4_g128", "bf16", 9, 2).moved
+    )
 
 
 def test_a_missing_mtp_head_refuses_its_draft_alone(folder, tmp_path):
@@ -102,3 +135,30 @@ def test_the_experiment_counts_kinds_and_bytes(folder):
     assert set(run(config).figures["kinds"]) == {"exact", "repacked", "quantised"}
     config = dataclasses.replace(configure(folder), params={"decode": False})
     assert "kinds" not in run(config).figures
+
+
+def test_a_quantised_draft_is_reported_as_the_target_is(drafted):
+    config = configure(drafted, "draft=dflash2")
+    made = assemble(config, 256)
+    before = made.warnings
+    draft = made.draft(config)
+    assert isinstance(draft, Dflash2) and isinstance(draft.params.layers[0].mlp.down, Dense)
+    (said,) = made.warnings[len(before) :]
+    assert said.startswith("draft: ") and "rounded to the model's dtype" in said
+    made.draft(config)
+    assert len(made.warnings) == len(before) + 1
+
+    config = configure(drafted, "draft=dflash2", "weights.requantise=int4_g128")
+    made = assemble(config, 256)
+    draft = made.draft(config)
+    assert isinstance(draft, Dflash2) and isinstance(draft.params.layers[0].mlp.down, Int4)
+    assert "requantised to int4" in made.warnings[-1]
+    _, report = import_dflash2(drafted / "draft", made.model.params)
+    names = [h.name for h in report]
+    assert len(names) == len(set(names)) == 51
+    assert {h.kind for h in report if h.format != "plain"} == {"rounded"}
+
+    config = dataclasses.replace(configure(drafted), params={})
+    figures = run(config).figures["draft"]
+    assert set(figures["kinds"]) == {"exact", "rounded"}
+    assert figures["stored_bytes"] == sum(row["stored_bytes"] for row in figures["kinds"].values())

@@ -1,7 +1,6 @@
 """Published checkpoints load to what the formats' own libraries restore, to the last bit."""
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -9,55 +8,19 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.checkpoint import gguf_file
-from tests.checkpoint import publish as p
-from tr.checkpoint.load import Target, Weights, load_target
-from tr.checkpoint.names import target_table
+from experiments import published as p
+from experiments import published_cases as cases
+from experiments import published_gguf
+from experiments.published_cases import GATES, pack_quantized
+from tr.checkpoint.load import Target, load_target
 from tr.nn.formats.dense import Dense
 from tr.nn.formats.int4 import Int4, unpack
 from tr.quant import rtn
 
 
-def held(loaded: Target, matrices: dict[str, Tensor]) -> dict[str, tuple[Any, slice]]:
-    """By short name: what holds it, and its rows there."""
-    assert loaded.mtp is not None
-    own = Weights(text=loaded.params, mtp=loaded.mtp)
-    names = target_table(loaded.config, True).sources
-    found = {}
-    for key, source in names.items():
-        at, node = 0, own
-        for step in key.removesuffix(".weight").replace("[", ".").replace("]", "").split("."):
-            node = node[int(step)] if isinstance(node, tuple) else getattr(node, step)
-        for short in source.names:
-            rows = by_short(matrices)[short].shape[0]
-            found[short] = (node, slice(at, at + rows))
-            at += rows
-        assert isinstance(node, (Int4, Dense, Tensor))
-    return found
-
-
-def by_short(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("model."): t for name, t in parts.items()}
-
-
-def numbers(node: Any, rows: slice, dtype: torch.dtype) -> Tensor:
-    if isinstance(node, Int4):
-        return node.weight(dtype)[rows]
-    return (node.weight if isinstance(node, Dense) else node)[rows]
-
-
 def check(loaded: Target, published: p.Published, matrices: dict[str, Tensor]) -> None:
-    """Every tensor equals the library's numbers: in their own dtype where codes are held, rounded
-    once to the model's where numbers are.
-    """
-    where, restored = held(loaded, matrices), by_short(published.restored)
-    for short, original in by_short(matrices).items():
-        node, rows = where[short]
-        right = restored.get(short, original)
-        have = numbers(node, rows, right.dtype)
-        if not isinstance(node, Int4):
-            right = right.to(have.dtype)
-        assert torch.equal(have, right.reshape(have.shape)), short
+    """Every tensor equals the library's numbers, and has a line in the report."""
+    assert p.differences(loaded, published, matrices) == ()
     kinds = {h.name: h for h in loaded.report}
     assert len(kinds) == len(loaded.report) == len(matrices)
 
@@ -70,11 +33,6 @@ def kinds(loaded: Target) -> dict[str, set[str]]:
     return found
 
 
-def pack_quantized(scales: torch.dtype, **weights: Any) -> p.Quantise:
-    return p.compressed(p.integers(**weights), "pack-quantized", scales)
-
-
-GATES = ["in_proj_a", "in_proj_b"]
 IGNORES = {
     "split": [f"model.layers.0.linear_attn.{part}" for part in GATES] + ["lm_head", "re:^mtp.*"],
     "release": [f"model.language_model.layers.0.linear_attn.{part}" for part in GATES]
@@ -118,7 +76,7 @@ def test_autoround_scales_in_fp16_stay_numbers_or_are_rounded_on_request(matrice
     assert "rounded to the model's dtype" in loaded.warnings[0]
 
     loaded = load_target(path, requantise=rtn.arrive)
-    where, restored = held(loaded, matrices), by_short(published.restored)
+    where, restored = p.held(loaded, matrices), p.by_short(published.restored)
     assert kinds(loaded)["pack-quantized 4 bits g128"] == {"requantised"}
     errors = {h.name: h for h in loaded.report}
     for short, right in restored.items():
@@ -133,35 +91,14 @@ def test_autoround_scales_in_fp16_stay_numbers_or_are_rounded_on_request(matrice
 
 
 def test_asymmetric_int4(matrices, lay):
-    quantise = pack_quantized(torch.bfloat16, symmetric=False)
-    weights = p.integers(symmetric=False)
-    config = p.ct_config([(["Linear"], weights)], IGNORES["regex"], "pack-quantized")
-    published = p.publish(matrices, lambda n: quantise if p.body(n) else None, config)
+    published = cases.CASES["ct_asymmetric"](matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert kinds(loaded)["pack-quantized 4 bits g128"] <= {"exact", "repacked"}
 
 
 def test_quantised_head_embedding_and_mtp_in_groups_of_their_own(matrices, lay):
-    """A body of 4 bits, a head by channels of 8, an embedding of 8 in groups of 128 and a head for
-    drafts of 3 bits in groups of 32, as they are published side by side."""
-    settings = {
-        "lm_head": (["re:.*lm_head$"], p.integers(8, group=None)),
-        "embed": (["re:.*embed_tokens$"], p.integers(8)),
-        "mtp": (["re:^mtp\\..*"], p.integers(3, group=32)),
-        "body": (["Linear"], p.integers()),
-    }
-    made = {
-        name: p.compressed(weights, "pack-quantized", torch.bfloat16)
-        for name, (_, weights) in settings.items()
-    }
-
-    def chosen(name: str) -> p.Quantise | None:
-        part = next((n for n in ("lm_head", "embed", "mtp") if n in name), "body")
-        return made[part] if part != "body" or p.body(name) else None
-
-    config = p.ct_config(list(settings.values()), IGNORES["split"][:2], "pack-quantized")
-    published = p.publish(matrices, chosen, config)
+    published = cases.mixed_widths(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert kinds(loaded) == {
@@ -176,20 +113,7 @@ def test_quantised_head_embedding_and_mtp_in_groups_of_their_own(matrices, lay):
 
 @pytest.mark.parametrize("scales", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 def test_float_quantized_by_tensor_channel_and_block(scales, matrices, lay):
-    base = {"num_bits": 8, "type": "float", "symmetric": True}
-    block = {**base, "strategy": "block", "block_structure": [128, 128]}
-    settings = {
-        "mlp": (["re:.*mlp.*"], block),
-        "self_attn": (["re:.*self_attn.*"], {**base, "strategy": "tensor"}),
-        "linear_attn": (["Linear"], {**base, "strategy": "channel"}),
-    }
-    made = {n: p.compressed(w, "float-quantized", scales) for n, (_, w) in settings.items()}
-
-    def chosen(name: str) -> p.Quantise | None:
-        return next((q for n, q in made.items() if n in name), None) if p.body(name) else None
-
-    config = p.ct_config(list(settings.values()), IGNORES["regex"], "float-quantized")
-    published = p.publish(matrices, chosen, config)
+    published = cases.float8(scales)(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     kind = "exact" if scales == torch.bfloat16 else "rounded"
@@ -197,10 +121,7 @@ def test_float_quantized_by_tensor_channel_and_block(scales, matrices, lay):
 
 
 def test_integers_of_8_bits_beside_a_scale(matrices, lay):
-    weights = p.integers(8, group=None)
-    quantise = p.compressed(weights, "int-quantized", torch.bfloat16)
-    config = p.ct_config([(["Linear"], weights)], IGNORES["regex"], "int-quantized")
-    published = p.publish(matrices, lambda n: quantise if p.body(n) else None, config)
+    published = cases.int8(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert kinds(loaded)["float-quantized"] == {"exact"}
@@ -241,22 +162,14 @@ def test_parts_of_one_matrix_may_lie_in_several_shards(matrices, lay):
 
 
 def test_nvfp4(matrices, lay):
-    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-    quantise = p.compressed(weights, "nvfp4-pack-quantized", torch.bfloat16)
-    config = p.ct_config([(["Linear"], weights)], IGNORES["regex"], "nvfp4-pack-quantized")
-    published = p.publish(matrices, lambda n: quantise if p.body(n) else None, config)
+    published = cases.nvfp4(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert kinds(loaded)["nvfp4-pack-quantized"] == {"exact"}
 
 
 def test_modelopt_nvfp4(matrices, lay):
-    published = p.publish(matrices, lambda n: p.modelopt if p.body(n) else None, {})
-    for name, t in published.parts.items():
-        if name.endswith("weight_scale"):  # a sign that some writers leave set
-            published.parts[name] = (t.view(torch.uint8) | 128).view(torch.float8_e4m3fn)
-    own = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head", "mtp*"]}
-    published.extra["hf_quant_config.json"] = json.dumps({"quantization": own})
+    published = cases.modelopt(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert kinds(loaded)["modelopt nvfp4"] == {"exact"}
@@ -264,8 +177,7 @@ def test_modelopt_nvfp4(matrices, lay):
 
 
 def test_awq(matrices, lay):
-    config = {**p.AWQ_CONFIG, "modules_to_not_convert": [*GATES, "mtp"]}
-    published = p.publish(matrices, lambda n: p.awq if p.body(n) else None, config)
+    published = cases.awq(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert "awq 4 bits g128" in kinds(loaded)
@@ -275,11 +187,7 @@ def test_awq(matrices, lay):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("sym", [True, False])
 def test_gptq(version, sym, matrices, lay):
-    quantise = p.gptq(version, sym)
-    layout = "gptq" if version == 1 else "gptq_v2"
-    config = p.gptq_config(sym=sym, checkpoint_format=layout)
-    config["dynamic"] = {"-:.*in_proj_[ab]$": {}, "-:mtp\\..*": {}}
-    published = p.publish(matrices, lambda n: quantise if p.body(n) else None, config)
+    published = cases.gptq(version, sym)(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert all("stored plain" not in warning for warning in loaded.warnings)
@@ -295,10 +203,7 @@ def test_gptq_in_bfloat16_keeps_its_codes(matrices, lay):
 
 
 def test_gptq_whose_groups_are_reordered_by_activation(matrices, lay):
-    order = torch.randperm(1024, generator=torch.Generator().manual_seed(0))
-    quantise = p.gptq(2, False, order)
-    config = p.gptq_config(sym=False, desc_act=True, checkpoint_format="gptq_v2")
-    published = p.publish(matrices, lambda n: quantise if p.body(n) else None, config)
+    published = cases.gptq_reordered(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert "gptq 4 bits reordered" in kinds(loaded)
@@ -306,27 +211,13 @@ def test_gptq_whose_groups_are_reordered_by_activation(matrices, lay):
 
 @pytest.mark.parametrize("packing", ["auto_round", "auto_round:auto_gptq", "auto_round:auto_awq"])
 def test_autoround(packing, matrices, lay):
-    version = 1 if packing.endswith("auto_gptq") else 2
-    quantise = p.awq if packing.endswith("awq") else p.gptq(version, True)
-    config = {"quant_method": "auto-round", "packing_format": packing, "bits": 4}
-    config |= {"group_size": 128, "sym": not packing.endswith("awq"), "data_type": "int"}
-    config["extra_config"] = {
-        f"model.layers.0.linear_attn.{part}": {"bits": 16, "data_type": "fp"} for part in GATES
-    }
-    published = p.publish(matrices, lambda n: quantise if p.body(n) else None, config)
-    for name in [n for n in published.parts if n.endswith("g_idx")]:
-        del published.parts[name]
+    published = cases.autoround(packing)(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
 
 
 def test_tokenrush(matrices, lay):
-    """Its engine rounds in three ways; codes, scales and minimums are taken as they are."""
-    listed = [n for n in matrices if p.body(n) or n == "lm_head.weight"]
-    published = p.publish(matrices, lambda n: p.tokenrush if n in listed else None, {})
-    published.parts = {n.removeprefix("model."): t for n, t in published.parts.items()}
-    own = {"format": "int4", "group": 128, "quantized": listed, "method": "gptq", "shards": 1}
-    published.extra["tokenrush.json"] = json.dumps(own)
+    published = cases.tokenrush(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert kinds(loaded)["tokenrush int4 4 bits g128"] == {"repacked"}
@@ -335,16 +226,7 @@ def test_tokenrush(matrices, lay):
 
 @pytest.mark.parametrize("powers", [False, True], ids=["fp32", "ue8m0"])
 def test_fp8_blocks(powers, matrices, lay):
-    quantise = p.fp8_blocks(powers)
-    config = {
-        "quant_method": "fp8",
-        "weight_block_size": [128, 128],
-        "activation_scheme": "dynamic",
-    }
-    config |= {"modules_to_not_convert": [*GATES, "mtp"]} | (
-        {"scale_fmt": "ue8m0"} if powers else {}
-    )
-    published = p.publish(matrices, lambda n: quantise if p.body(n) else None, config)
+    published = cases.fp8_blocks(powers)(matrices)
     loaded = load_target(lay(published))
     check(loaded, published, matrices)
     assert kinds(loaded)["fp8 blocks"] == {"exact"} and loaded.warnings == ()
@@ -361,7 +243,9 @@ def test_gguf(matrices, published_config, whole, tmp_path):
         "q_proj.weight": Type.IQ4_XS,
         "k_proj.weight": Type.Q5_K,
     }
-    restored = gguf_file.write(tmp_path / "model-Q4_K_M.gguf", matrices, published_config, types)
+    restored = published_gguf.write(
+        tmp_path / "model-Q4_K_M.gguf", matrices, published_config, types
+    )
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_text((whole / name).read_text())
     (tmp_path / "mmproj-F16.gguf").write_bytes(b"vision")
@@ -370,10 +254,10 @@ def test_gguf(matrices, published_config, whole, tmp_path):
     check(loaded, published, matrices)
     found = kinds(loaded)
     assert found["gguf BF16"] == {"exact"} and found["gguf Q8_0"] == {"rounded"}
-    where = held(loaded, matrices)
+    where = p.held(loaded, matrices)
     for short in ("layers.0.linear_attn.A_log", "layers.0.linear_attn.dt_bias", "mtp.norm.weight"):
         node, _ = where[short]
-        assert torch.equal(node, by_short(matrices)[short]), short  # back to the publisher's bits
+        assert torch.equal(node, p.by_short(matrices)[short]), short  # back to the publisher's bits
 
 
 def test_gptq_awq_and_compressed_tensors_agree_on_every_zero_point(matrices, lay, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.small import random_target, same
-from tr.checkpoint import files, save
+from tr.checkpoint import files, shards
 from tr.checkpoint.load import load_target
 from tr.checkpoint.save import save_target
 from tr.tree import tensors
@@ -62,7 +62,7 @@ def test_nothing_is_left_when_saving_fails(target, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr(save, "save_file", fail)
+    monkeypatch.setattr(shards, "save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         save_target(tmp_path / "m", target.config, target.params, target.mtp, target.eos)
     assert list(tmp_path.iterdir()) == []

@@ -1,14 +1,22 @@
 """Small checkpoints as others publish them: file tensors, config.json, and the numbers that the
-format's own library restores. Where that library is too large to be a test's dependency, the layout
-is written here from its documentation, and the numbers come from the codes before packing.
+format's own library restores. Where that library is too large to depend on, the layout is written
+here from its documentation, and the numbers come from the codes before packing.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+
+from tr.checkpoint.load import Target, Weights
+from tr.checkpoint.names import target_table
+from tr.nn.formats.dense import Dense
+from tr.nn.formats.int4 import Int4
 
 GROUP = 128
 
@@ -24,6 +32,17 @@ class Published:
 
 
 Quantise = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
+
+
+def lay(published: Published, path: Path, config: Mapping[str, Any]) -> None:
+    """A folder of what was published; `config`: the unquantised model's config.json."""
+    path.mkdir()
+    save_file(published.parts, path / "model.safetensors", metadata={"format": "pt"})
+    declared = {"quantization_config": published.quantization} if published.quantization else {}
+    (path / "config.json").write_text(json.dumps({**config, **declared}))
+    for name, content in published.extra.items():
+        (path / name).write_text(content)
+    (path / "generation_config.json").write_text('{"eos_token_id": [3]}')
 
 
 def publish(
@@ -98,6 +117,24 @@ def compressed(weights: Mapping[str, Any], format: str, scales: torch.dtype) -> 
         return {f".{part}": t for part, t in packed.items() if t is not None}, restored
 
     return quantise
+
+
+def decompressed(parts: Mapping[str, Tensor], module: str, weights: Mapping[str, Any]) -> Tensor:
+    """What the library makes of a module's pack-quantized file tensors."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    args = QuantizationArgs(**weights)
+    state = {
+        name.removeprefix(f"{module}."): t
+        for name, t in parts.items()
+        if name.startswith(f"{module}.")
+    }
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    restored = compressor.decompress(state, scheme)["weight"]
+    assert restored is not None
+    return restored
 
 
 def _parameters(weight: Tensor, args: Any, scales: torch.dtype) -> dict[str, Tensor]:
@@ -253,3 +290,50 @@ def modelopt(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         ".input_scale": torch.tensor(0.01),
     }
     return parts, restored.bfloat16()
+
+
+# --- what was imported ----------------------------------------------------------------------------
+
+
+def by_short(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("model."): t for name, t in parts.items()}
+
+
+def held(loaded: Target, matrices: Mapping[str, Tensor]) -> dict[str, tuple[Any, slice]]:
+    """By short name: what holds it, and its rows there."""
+    own = Weights(text=loaded.params, mtp=loaded.mtp)
+    names = target_table(loaded.config, loaded.mtp is not None).sources
+    found = {}
+    for key, source in names.items():
+        at, node = 0, own
+        for step in key.removesuffix(".weight").replace("[", ".").replace("]", "").split("."):
+            node = node[int(step)] if isinstance(node, tuple) else getattr(node, step)
+        for short in source.names:
+            rows = by_short(matrices)[short].shape[0]
+            found[short] = (node, slice(at, at + rows))
+            at += rows
+    return found
+
+
+def numbers(node: Any, rows: slice, dtype: torch.dtype) -> Tensor:
+    if isinstance(node, Int4):
+        return node.weight(dtype)[rows]
+    return (node.weight if isinstance(node, Dense) else node)[rows]
+
+
+def differences(
+    loaded: Target, published: Published, matrices: Mapping[str, Tensor]
+) -> tuple[str, ...]:
+    """Tensors that are not the library's numbers to the bit: in their own dtype where codes are
+    held, rounded once to the model's where numbers are. All of them are looked at.
+    """
+    where, restored, off = held(loaded, matrices), by_short(published.restored), []
+    for short, original in by_short(matrices).items():
+        node, rows = where[short]
+        right = restored.get(short, original)
+        have = numbers(node, rows, right.dtype)
+        if not isinstance(node, Int4):
+            right = right.to(have.dtype)
+        if not torch.equal(have, right.reshape(have.shape)):
+            off.append(short)
+    return tuple(off)
