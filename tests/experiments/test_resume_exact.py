@@ -8,7 +8,7 @@ from experiments import resume_exact
 from tests.experiments.runs import run
 
 DRAFTS = ["lookup", "dflash2"]
-FEW = ("device=cpu", "params.residues=[127,0]", "params.answer_tokens=4")
+FEW = ("device=cpu", "params.residues=[127,0]")
 
 
 @pytest.fixture
@@ -19,20 +19,31 @@ def resumed(tmp_path):
 def test_every_cell_is_exact(resumed):
     code, record = resumed("params.strategies=[lookup,dflash2]", "params.kv=[fp8]")
     assert code == 0 and record["verdict"]["exact"]
-    assert record["verdict"]["compared_tokens"] == 2 * (2 * 4 + 2 + 2 * 2)
+    assert record["verdict"]["compared_tokens"] == 2 * (2 * 4 + 2 * 2 + 2 * 2)
     assert list(record["figures"]) == ["fp8"] and list(record["figures"]["fp8"]) == DRAFTS
     for figures in record["figures"]["fp8"].values():
         assert figures == {
             "residues": 2,
             "differences": 0,
             "other_steps": 0,
-            "reused_tokens": 127 + 3,
-            "computed_tokens": 127 + 126,
+            "reused_tokens": 8 + 8,  # an opening of 5 and an answer of 4 tokens but for the last
+            "computed_tokens": 119 + 120,
             "branch_differences": 0,
             "strict_differences": 0,
-            "strict_reused_tokens": 64,
-            "strict_computed_tokens": 64 + 127,
+            "strict_reused_tokens": 128 + 64,
+            "strict_computed_tokens": 63 + 0,
         }
+
+
+def test_processes_share_out_cells_and_make_one_record(tmp_path):
+    few = "params.strategies=[lookup,mtp]", "params.kv=[bf16]", "params.residues=[64]"
+    code, record = run(tmp_path, "+exp=resume_exact", "device=cpu", *few, "params.processes=2")
+    assert code == 0 and record["verdict"]["exact"]
+    assert record["verdict"]["compared_tokens"] == 2 * (4 + 2 + 2)
+    assert list(record["figures"]["bf16"]) == ["lookup", "mtp"]
+    assert all(cell["residues"] == 1 for cell in record["figures"]["bf16"].values())
+    with pytest.raises(ValueError, match="params.processes: expected at least 1, got 0"):
+        run(tmp_path / "none", "+exp=resume_exact", "params.processes=0")
 
 
 def test_wrong_tokens_are_found(resumed, monkeypatch):
@@ -41,10 +52,10 @@ def test_wrong_tokens_are_found(resumed, monkeypatch):
 
     def wrong(held, ids, *rest):
         counts, reused, computed = plain(held, ids, *rest)
-        calls.append(len(ids))
-        if len(calls) == 1:
+        calls.append(len(ids))  # the openings', turn and branch of each, strict mode's
+        if len(calls) == 3:
             counts.kept.append(1)
-        if len(calls) in (2, 3, 5):
+        if len(calls) in (4, 5, 7):
             counts.tokens[1] ^= 1
         return counts, reused, computed
 
@@ -52,7 +63,7 @@ def test_wrong_tokens_are_found(resumed, monkeypatch):
     code, record = resumed("params.strategies=[lookup]", "params.kv=[bf16]")
     first = record["verdict"]["first_divergence"]
     assert code == 1 and first["mode"] == "branch" and first["position"] == 1
-    assert first["cell"] == "bf16, lookup" and first["prompt_tokens"] == calls[1]
+    assert first["cell"] == "bf16, lookup" and first["prompt_tokens"] == calls[3]
     figures = record["figures"]["bf16"]["lookup"]
     for name in ("differences", "branch_differences", "strict_differences", "other_steps"):
         assert figures[name] == 1, name
