@@ -8,7 +8,7 @@ import torch
 
 from kernels.benches import BENCHES
 from kernels.define import VARIANTS
-from kernels.kvarn import first_seen, keys, pack_keys, pack_values, tile_bytes, values
+from kernels.kvarn import edge, first_seen, keys, pack_keys, pack_values, tile_bytes, values
 from tr.bench import Draw
 from tr.testing import assert_as_close
 
@@ -107,6 +107,21 @@ def test_attention_at_the_ends_of_tiles(pos, bits):
     exact, reference = table["reference"](*double), table["reference"](*made)
     for name in ("tile", "triton"):
         assert_as_close(table[name](*made), reference, exact)
+
+
+@interpreter
+@pytest.mark.parametrize("pos, rows, bits", [(3000, 1, 2), (653, 5, 4)])
+def test_attention_takes_nothing_from_tiles_that_no_row_sees(pos, rows, bits):
+    """Their scales are NaN and their codes all ones: tile 0, and those from the first exact one."""
+    made = BENCHES["kvarn_attention"].inputs(
+        Draw("cpu", torch.float32), rows, heads=2, kv_heads=1, d=64, value_bits=bits, pos=pos
+    )
+    want = VARIANTS["kvarn_attention"]["triton"](*made)
+    unseen = [0, *range(edge(pos + rows - 1), made[4].shape[1])]
+    for codes, scales in zip(made[4:6], made[6:8], strict=True):
+        codes[:, unseen] = -1
+        scales[:, unseen] = torch.nan
+    assert torch.equal(VARIANTS["kvarn_attention"]["triton"](*made), want)
 
 
 @pytest.mark.parametrize("bits", [2, 4])
