@@ -20,6 +20,8 @@ from torch.utils import _pytree as pytree
 
 from tr.tree import map_tensors, tensors, unchecked
 
+Written = Callable[[Any], Sequence[Tensor]]  # a pytree -> views of all that a call may write in it
+
 WARMUP = 2  # calls before a capture: the first compiles and tunes, the last shows host reads
 
 
@@ -79,6 +81,8 @@ class Graphs:
     is copied into known storage of the same shapes if no caller holds that any more, and gets
     storage and captures of its own otherwise. The outputs besides the donated pytree are static:
     valid until the next call.
+
+    `written` is asked before a capture, which calls the function and puts back what it names.
     """
 
     def __init__(
@@ -88,9 +92,11 @@ class Graphs:
         make: Callable[[int], Callable[..., Any]],
         donate: int,
         inputs: Sequence[int],
+        written: Written | None = None,
     ) -> None:
         self.name, self.backend, self.make = name, backend, make
         self.donate, self.inputs = donate, inputs
+        self.written = written or (lambda state: list(tensors(state).values()))
         self.homes: list[Home] = []
         self.held: weakref.WeakKeyDictionary[Any, Home] = weakref.WeakKeyDictionary()
         self.specs: weakref.WeakKeyDictionary[Any, pytree.TreeSpec] = weakref.WeakKeyDictionary()
@@ -106,6 +112,15 @@ class Graphs:
         if version is None:
             version = home.versions[key] = self._capture(home, args)
         return (*version.replay(args), state)
+
+    def forget(self) -> None:
+        """Free the storage of pytrees that no caller holds, and what was captured on it."""
+        kept = [home for home in self.homes if home.holder() is not None]
+        if len(kept) < len(self.homes):
+            torch.cuda.synchronize()  # a graph that goes may still run
+        self.homes = kept
+        if not any(home.versions for home in self.homes):
+            self.pool = None  # one whose graphs are all gone takes no other
 
     def _part(self, place: int, x: Any) -> Any:
         """What an argument adds to the key of a version."""
@@ -146,22 +161,17 @@ class Graphs:
             if place != self.donate and (isinstance(x, Tensor) or place in self.inputs):
                 given[place] = buffers[place] = map_tensors(torch.clone, x)
                 held[place] = None if isinstance(x, Tensor) else x
-        before = _aside(home.storage)
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        stream.wait_stream(torch.cuda.current_stream())
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         with unchecked(), self._explained():
-            try:
+            with preserved(self.written(given[self.donate])) as put_back:
+                stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
                     for i in range(WARMUP):
                         with _no_host_reads() if i else contextlib.nullcontext():
                             call(*given)
-                        _restore(home.storage, before)
-            except BaseException:
-                torch.cuda.synchronize()
-                _restore(home.storage, before)
-                raise
-            torch.cuda.current_stream().wait_stream(stream)
+                        put_back()
+                torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.synchronize()
             mode = "thread_local"  # other threads may wait for copies meanwhile
             with torch.cuda.graph(graph, self.pool, stream, mode):
@@ -196,16 +206,28 @@ def _layout(flat: Sequence[Any]) -> list[Any]:
     return [(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else x for x in flat]
 
 
-def _aside(storage: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of `storage`: on the card where half its free memory holds them, else on the host."""
+@contextlib.contextmanager
+def preserved(views: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
+    """Gives what puts `views` back as they are now; an error in the block does so as well."""
+    copies = _aside(views)
+
+    def put_back() -> None:
+        for x, copy in zip(views, copies, strict=True):
+            x.copy_(copy)
+
+    try:
+        yield put_back
+    except BaseException:
+        torch.cuda.synchronize()
+        put_back()
+        raise
+
+
+def _aside(views: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of `views`: on the card where half its free memory holds them, else on the host."""
     room = torch.cuda.mem_get_info()[0] // 2
-    where = storage[0].device if sum(x.nbytes for x in storage) < room else "cpu"
-    return [x.to(where, copy=True) for x in storage]
-
-
-def _restore(storage: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
-    for x, copy in zip(storage, copies, strict=True):
-        x.copy_(copy)
+    where = views[0].device if sum(x.nbytes for x in views) < room else "cpu"
+    return [x.to(where, copy=True) for x in views]
 
 
 def _write_back(home: Home, state: Any) -> None:

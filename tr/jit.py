@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tr.graph import Graphs, need_cuda
+from tr.graph import Graphs, Written, need_cuda
 from tr.tree import unchecked
 
 P = ParamSpec("P")
@@ -38,6 +38,7 @@ def jit(
     donate: str = "",
     inputs: Sequence[str] = (),
     device: torch.device | None = None,
+    written: Written | None = None,
 ) -> Callable[P, R]:
     """`fn` through a backend; arguments that `fn` documents as donated stay donated.
 
@@ -48,7 +49,9 @@ def jit(
     inductor: one whole-graph compilation per version, without Inductor's own graphs.
     max_autotune: the same, with the choices of kernels timed.
     cuda_graph: each version captured in one CUDA graph; max_autotune_graph: compiled, then captured
-    (graph.py says what a capture asks of `fn`, of the argument named `donate` and of `inputs`).
+    (graph.py says what a capture asks of `fn`, of the argument named `donate` and of `inputs`). It
+    has to put the donated pytree back: `written` gives views of all that a call may write in it;
+    without one all of it is copied meanwhile.
 
     `device` is where calls will run. Raises ValueError for other names, and for graphs on a CPU.
     """
@@ -78,8 +81,11 @@ def jit(
             make,
             names.index(donate),
             [names.index(name) for name in inputs],
+            written,
         )
-        return functools.wraps(fn)(lambda *args: graphs(*args))  # type: ignore[return-value]
+        captured = functools.wraps(fn)(lambda *args: graphs(*args))
+        captured.forget = graphs.forget  # type: ignore[attr-defined]
+        return captured  # type: ignore[return-value]
 
     versions: dict[Any, Callable[..., Any]] = {}
     part = _kind if backend == "eager" else _constant
@@ -99,6 +105,14 @@ def jit(
             return version(*args, **kwargs)
 
     return call
+
+
+def forget(fn: Callable[..., Any]) -> None:
+    """Free what `jit` made `fn` hold for donated pytrees that no caller has any more: graphs keep
+    their storage for the next one of the same shapes.
+    """
+    if hasattr(fn, "forget"):
+        fn.forget()
 
 
 def fused(fn: Callable[P, R]) -> Callable[P, R]:
