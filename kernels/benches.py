@@ -21,6 +21,8 @@ from kernels.quantise_rows.bench import BENCH as QUANTISE_ROWS
 from kernels.rms_norm.bench import BENCH as RMS_NORM
 from kernels.sample.bench import BENCH as SAMPLE
 from kernels.silu_mul.bench import BENCH as SILU_MUL
+from kernels.table4_matmul.bench import BENCH as TABLE4_MATMUL
+from kernels.table4_restore.bench import BENCH as TABLE4_RESTORE
 from tr.bench import Bench
 
 BENCHES: dict[str, Bench] = {
@@ -28,6 +30,8 @@ BENCHES: dict[str, Bench] = {
     for bench in (
         *INT4_MATMUL,
         *INT4_RESTORE,
+        *TABLE4_MATMUL,
+        *TABLE4_RESTORE,
         *MATMUL,
         *GATED_DELTA_STEP,
         *GATED_DELTA_ABSORB,

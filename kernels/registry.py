@@ -30,6 +30,8 @@ from kernels import (  # noqa: F401  (importing an operator registers its varian
     rms_norm,
     sample,
     silu_mul,
+    table4_matmul,
+    table4_restore,
 )
 from kernels.define import VARIANTS, Target, refusal
 
@@ -54,6 +56,8 @@ class Ops:
     int4_add_norm: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
     int4_gate_up: PairOp
     int4_restore: Callable[..., None]
+    table4_matmul: TensorOp
+    table4_restore: Callable[..., None]
     quantise_rows: PairOp
     rms_norm: TensorOp
     rms_norm_plain: TensorOp

@@ -68,6 +68,8 @@ CASES = {
         Case("int4_add_norm", {"n": 384, "k": 256}, (0, 2, 5)),
         Case("int4_gate_up", {"n": 512, "k": 256}, (0, 2, 3)),
         Case("int4_restore", {"n": 200, "k": 256}, (), block=True),
+        Case("table4_matmul", {"splits": [120, 80], "k": 256}),
+        Case("table4_restore", {"n": 200, "k": 256}, (), block=True),
         Case("kv_restore", {**CODES, "keys": 90, "cache": torch.uint8}, (), block=True),
         Case("attention_prefill", {**HEADS, "pos": 600}, block=True),
         Case("quantise_rows", {"d": 320, "dtype": torch.int8}),

@@ -47,6 +47,7 @@ CASES = [
     ("add_rms_norm", "", arguments("add_rms_norm", 8)),
     ("silu_mul", "", arguments("silu_mul", 8)),
     ("int4_restore", "", arguments("int4_restore", 8)),
+    ("table4_restore", "", arguments("table4_restore", 8)),
     ("quantise_rows", "int8", arguments("quantise_rows", 8)),
     ("quantise_rows", "fp8", arguments("quantise_rows", 8, dtype=torch.float8_e4m3fn)),
     ("penalize", "", arguments("penalize", 8)),
@@ -88,4 +89,5 @@ BY_ROWS = (
     "int4_matmul_beside",
     "int4_add_norm",
     "int4_gate_up",
+    "table4_matmul",
 )
