@@ -10,7 +10,7 @@ from tr.config import MtpDraft, Run
 from tr.model.config import ModelConfig
 from tr.model.text import cache_rows
 from tr.nn.formats.kv.cache import make
-from tr.roofline import head_matrices, int4_columns
+from tr.roofline import coded_columns, head_matrices
 
 NARROW = ("fp8", "int8", "int4")  # read in words, of which products take 16 at least
 INT4 = ("int4_matmul", "int4_matmul_beside", "int4_add_norm", "int4_gate_up")
@@ -32,12 +32,11 @@ def sizes(shape: ModelConfig, quant: str, kvs: Iterable[str], capacity: int) -> 
     delta = {"channels": shape.delta.channels, "inner": shape.v_heads * shape.d_v}
     delta |= {"d_k": shape.d_k, "d_v": shape.d_v}
     packed = [
-        {"n": n, "k": k}
-        for name, (_, n, k) in found.items()
-        if quant == "int4_g128" and int4_columns(name, n, k)
+        {"n": n, "k": k} for name, (_, n, k) in found.items() if coded_columns(name, n, k, quant)
     ]
     return {
-        **dict.fromkeys(INT4, packed),
+        **dict.fromkeys(INT4, packed if quant == "int4_g128" else []),
+        "table4_matmul": packed if quant == "table4" else [],
         "rms_norm": widths,
         "add_rms_norm": widths,
         "unfold_norm": widths,
@@ -81,7 +80,7 @@ def operators(
                 )
         make(kv, shape.kv_heads, cache_rows(1), shape.d_head, torch.empty(0, device="meta"))
     activations = config.prefill.activations
-    if activations != "bf16" and config.quant.format != "int4_g128":
+    if activations != "bf16" and config.quant.format == "bf16":
         raise ValueError(
             f"prefill={activations} rounds the tokens that meet int4 weights, got"
             f" quant={config.quant.format}; use quant=int4_g128 or prefill=bf16"

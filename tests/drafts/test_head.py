@@ -174,14 +174,14 @@ def test_a_slice_s_bytes_are_planned():
     shape = load(args).model.spec()
 
     def held(*more: str) -> float:
-        items = budget(load([*args, *more]), shape, 512, 0.0, 4.0).items
+        items = budget(load([*args, *more]), shape, 512, None, 4.0).items
         return next(item.held for item in items if item.name == "draft head")
 
     assert held() == 0
     assert held("draft.head.kind=first", "draft.head.ids=64") == 64 * 384 * 2
     assert held("draft.head.kind=first") == 640 * 384 * 2  # no more than there are
     untied = load([*args, "model.tie_embeddings=false", "draft.head.kind=first"])
-    items = {i.name: i.held for i in budget(untied, untied.model.spec(), 512, 0.0, 4.0).items}
+    items = {i.name: i.held for i in budget(untied, untied.model.spec(), 512, None, 4.0).items}
     assert items["draft head"] == 640 * 384 * 4  # as the head itself is held
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kernels.registry import select
 from tests.nn.test_int4 import drawn
 from tr.nn.formats import int4 as formats
-from tr.nn.formats.int4 import SHORT, int4, pack
-from tr.nn.formats.many import UNIT, Many, block_tiles, multiply
+from tr.nn.formats.int4 import int4, pack
+from tr.nn.formats.many import SHORT, UNIT, Many, block_tiles, multiply
 
 OPS = select()
 
@@ -39,7 +39,7 @@ def test_the_product_is_that_of_the_restored_weights(n, scratch):
     packed = pack(*drawn(n, 256), [n])
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(70, 256).to(dtype)
-        y = multiply(x, packed.tiles, n, Many(scratch=scratch), OPS)
+        y = multiply(x, packed.tiles, n, Many(scratch=scratch), OPS, packed.restore(OPS))
         exact = x.double() @ packed.weight(dtype).double().T
         assert y.shape == (70, n) and y.dtype == dtype and y.is_contiguous()
         assert (y - exact).abs().max() <= 4 * torch.finfo(dtype).eps * exact.abs().max()
@@ -51,12 +51,12 @@ def test_what_8_bits_cost(activations, error, scratch):
     """Relative to the result, of normal tokens and weights: 0.9 and 3.7 percent."""
     packed = int4([330], 512, torch.Generator().manual_seed(0))
     x = torch.randn(100, 512).bfloat16()
-    y = multiply(x, packed.tiles, 330, Many(activations, scratch), OPS)
+    y = multiply(x, packed.tiles, 330, Many(activations, scratch), OPS, packed.restore(OPS))
     exact = x.double() @ packed.weight(torch.float64).T
     distance = ((y - exact).norm() / exact.norm()).item()
     assert error / 3 < distance < error
     x[7, 3] = torch.nan
-    y = multiply(x, packed.tiles, 330, Many(activations, scratch), OPS)
+    y = multiply(x, packed.tiles, 330, Many(activations, scratch), OPS, packed.restore(OPS))
     assert y[7].isnan().all() and y[:7].isfinite().all() and y[8:].isfinite().all()
 
 
@@ -65,9 +65,10 @@ def test_a_token_s_scale_is_its_own(activations):
     packed = pack(*drawn(128, 128), [128])
     x = torch.randn(80, 128)
     many = Many(activations)
-    whole = multiply(x, packed.tiles, 128, many, OPS)
+    whole = multiply(x, packed.tiles, 128, many, OPS, packed.restore(OPS))
     other = torch.cat([x[:40], 1000 * torch.randn(40, 128)])
-    assert torch.equal(multiply(other, packed.tiles, 128, many, OPS)[:40], whole[:40])
+    again = multiply(other, packed.tiles, 128, many, OPS, packed.restore(OPS))
+    assert torch.equal(again[:40], whole[:40])
 
 
 def test_the_count_of_tokens_decides_and_nothing_else():

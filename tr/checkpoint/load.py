@@ -19,6 +19,8 @@ from tr.checkpoint.imports.gguf import is_gguf, open_gguf
 from tr.checkpoint.imports.hold import fill, pack, packs, recoded, spans
 from tr.checkpoint.imports.report import Held, sentences
 from tr.checkpoint.imports.stored import Stored
+from tr.checkpoint.imports.table4 import pack as pack_table
+from tr.checkpoint.imports.table4 import tabled
 from tr.checkpoint.inventory import Plan, match
 from tr.checkpoint.metadata import dtype_name, read_eos, read_json, stored_dtype
 from tr.checkpoint.names import Table, target_canonical, target_table
@@ -27,6 +29,7 @@ from tr.model.config import ModelConfig
 from tr.nn.formats.dense import Dense
 from tr.nn.formats.int4 import Int4
 from tr.nn.formats.matrix import Matrix, stays
+from tr.nn.formats.table4 import Table4
 from tr.tree import map_tensors, tensors, tree
 
 T = TypeVar("T")
@@ -68,9 +71,9 @@ def load_target(
     declares.
 
     The multi-token-prediction head is read where there is one and `with_mtp` asks for it.
-    A matrix that is quantised in the files is held by its own codes where int4 tiles give the same
-    numbers, else as numbers; with `requantise` (name, matrix) it becomes int4 all the same: by its
-    own codes with rounded scales, or else by what `requantise` makes of the numbers.
+    A matrix that is quantised in the files is held by its own codes where int4 tiles or a table's
+    give the same numbers, else as numbers; with `requantise` (name, matrix) it becomes int4 all the
+    same: by its own codes with rounded scales, or else by what `requantise` makes of the numbers.
     `arrive` (name, matrix) may put any other matrix into another format as soon as it is on the
     device, before the next one is read.
     Raises FileNotFoundError and ValueError naming the file or tensor and what to do.
@@ -172,18 +175,14 @@ def load_into(
     device: torch.device | str = "cpu",
     arrive: Arrive | None = None,
     requantise: Arrive | None = None,
-) -> T:
-    """`params` with every tensor of `table` read from `folder`, in that tensor's shape and dtype.
+) -> tuple[T, tuple[Held, ...]]:
+    """`params` with every tensor of `table` read from `folder`, in that tensor's shape and dtype,
+    and what became of each.
 
     Tensors of the table are not read from `params`, so they may be on the meta device (`skeleton`);
     the others move to `device`. Raises as `load_target`.
     """
-    folder = Path(folder)
-    config = folder / "config.json"
-    scheme = read_scheme(folder, read_json(config)) if config.is_file() else PLAIN
-    files = open_folder(folder)
-    plan = match(params, table, files, scheme)
-    return _load(Loading(files, plan, device, arrive, requantise), params)[0]
+    return _load(open_into(folder, params, table, device, arrive, requantise), params)
 
 
 def skeleton(build: Callable[[torch.Generator], T]) -> T:
@@ -195,8 +194,9 @@ def skeleton(build: Callable[[torch.Generator], T]) -> T:
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor or matrix of the params, and what became of its file tensors."""
+    """One tensor or matrix of the params by its key path, and what became of its file tensors."""
 
+    key: str
     value: Any
     report: tuple[Held, ...] = ()
 
@@ -216,8 +216,10 @@ class Loading:
         opened = [one.open() for one in stored]
         foreign = any(one.foreign for one in stored)
         if foreign and not stays(like.weight.shape, key):
+            if self.requantise is None and tabled(stored):
+                return Piece(key, *pack_table(stored, self.device))
             if packs(stored, opened, rounding=self.requantise is not None):
-                return Piece(*pack(stored, opened, self.device))
+                return Piece(key, *pack(stored, opened, self.device))
         weight = torch.empty(like.weight.shape, dtype=like.weight.dtype, device=self.device)
         report = fill(stored, opened, weight)
         made: Matrix = dataclasses.replace(like, weight=weight)
@@ -225,15 +227,17 @@ class Loading:
             made = self.requantise(key, made)
         if self.arrive and isinstance(made, Dense):
             made = self.arrive(key, made)
-        return Piece(made, recoded(report, weight, made) if isinstance(made, Int4) else report)
+        if isinstance(made, Int4 | Table4):
+            report = recoded(report, weight, made)
+        return Piece(key, made, report)
 
     def tensor(self, key: str, like: Tensor) -> Piece:
         if key not in self.plan.reads:
             assert not like.is_meta, f"{key} is on the meta device and in no file"
-            return Piece(like.to(self.device))
+            return Piece(key, like.to(self.device))
         stored = self.plan.reads[key]
         out = torch.empty(like.shape, dtype=like.dtype, device=self.device)
-        return Piece(out, fill(stored, [one.open() for one in stored], out))
+        return Piece(key, out, fill(stored, [one.open() for one in stored], out))
 
     def pieces(self, params: Any) -> Iterator[Piece]:
         """Every leaf of `params` in turn; what is not kept is gone before the next one is read."""
@@ -245,7 +249,23 @@ class Loading:
             elif isinstance(leaf, Tensor):
                 yield self.tensor(key, leaf)
             else:
-                yield Piece(leaf)
+                yield Piece(key, leaf)
+
+
+def open_into(
+    folder: Path | str,
+    params: Any,
+    table: Table,
+    device: torch.device | str = "cpu",
+    arrive: Arrive | None = None,
+    requantise: Arrive | None = None,
+) -> Loading:
+    """The first half of `load_into`: every complaint about names, no tensor read."""
+    folder = Path(folder)
+    config = folder / "config.json"
+    scheme = read_scheme(folder, read_json(config)) if config.is_file() else PLAIN
+    files = open_folder(folder)
+    return Loading(files, match(params, table, files, scheme), device, arrive, requantise)
 
 
 def _load(loading: Loading, params: T) -> tuple[T, tuple[Held, ...]]:

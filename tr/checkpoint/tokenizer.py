@@ -55,13 +55,28 @@ class Tokenizer:
         Control tokens come from the template alone: their strings inside messages and tools are
         encoded as ordinary text.
         """
+        ids = []
+        for piece, control in self.chat_pieces(messages, tools, generate, **switches):
+            ids += [self.control[piece]] if control else self.encode(piece)
+        return ids
+
+    def chat_pieces(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        generate: bool = True,
+        **switches: Any,
+    ) -> list[tuple[str, bool]]:
+        """`chat` before it is encoded: the template's control strings, marked True, and the text
+        between them.
+        """
         guard = Guard(list(self.control), [messages, tools])
         hidden = [{k: v if k == "role" else guard.hide(v) for k, v in m.items()} for m in messages]
         text = self._render(hidden, guard.hide(tools), generate, switches)
-        ids = []
-        for piece, control in guard.split(text):
-            ids += [self.control[piece]] if control else self.encode(guard.show(piece))
-        return ids
+        return [
+            (piece if control else guard.show(piece), control)
+            for piece, control in guard.split(text)
+        ]
 
     def chat_text(
         self,

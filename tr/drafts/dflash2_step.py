@@ -21,6 +21,7 @@ from tr.nn.formats.dense import Dense
 from tr.nn.formats.int4 import Int4
 from tr.nn.formats.matrix import Matrix
 from tr.nn.formats.operand import Operand
+from tr.nn.formats.table4 import Table4
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,14 +39,18 @@ def fuse(params: net.Params, ops: Ops) -> Fused:
 
 def _stacked(parts: Sequence[Matrix]) -> Matrix:
     splits = tuple(n for part in parts for n in part.splits)
-    tiles = [part.tiles for part in parts if isinstance(part, Int4)]
+    tiles = [part.tiles for part in parts if isinstance(part, Int4 | Table4)]
+    exponents = [part.exponent for part in parts if isinstance(part, Table4)]
     weights = [part.weight for part in parts if isinstance(part, Dense)]
-    if not weights:
-        return Int4(tiles=torch.cat(tiles), splits=splits)
-    if not tiles:
+    if len(weights) == len(parts):
         return Dense(weight=torch.cat(weights), splits=splits)
+    if len(exponents) == len(parts):
+        return Table4(tiles=torch.cat(tiles), exponent=torch.cat(exponents), splits=splits)
+    if len(tiles) == len(parts) and not exponents:
+        return Int4(tiles=torch.cat(tiles), splits=splits)
     raise ValueError(
-        "draft: its layers' q, k and v must be all int4 or all dense; quantise it anew"
+        "draft: its layers' q, k and v must be all of one format, int4, table4 or dense; quantise"
+        " it anew"
     )
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 LEVELS = 16
+#: bits of a scale whose product with 0 .. 15 still is a bfloat16
+KEPT_BITS = (8, 8, 8, 6, 8, 5, 6, 5, 8, 4, 5, 4, 6, 4, 5, 4)
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,36 @@ def restore(codes: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
     return (codes.float() * scale.float() + minimum.float()).bfloat16().float()
 
 
-def ends(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """scale and minimum, bfloat16, of grids from `low` to `high`; scale is 1 where both agree."""
+def ends(low: Tensor, high: Tensor, integer: bool = False) -> tuple[Tensor, Tensor]:
+    """scale and minimum, bfloat16, of grids from `low` to `high`; scale is 1 where both agree.
+
+    `integer`: of the nearest grid with an integer zero point; 0 is then one of its levels.
+    """
+    if integer:
+        low, high = low.clamp(max=0), high.clamp(min=0)
     minimum, scale = low.bfloat16(), ((high - low) / (LEVELS - 1)).bfloat16()
     if not (minimum.isfinite() & scale.isfinite()).all():
         raise ValueError("int4: the weights hold infinite or missing numbers")
-    return torch.where(scale == 0, 1.0, scale), minimum
+    scale = torch.where(scale == 0, 1.0, scale)
+    return with_zero(scale, low) if integer else (scale, minimum)
 
 
-def plain(w: Tensor, weight: Tensor | None = None) -> Uniform:
+def with_zero(scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest pair, bfloat16, where minimum = -zero * scale to the bit, zero one of 0 .. 15.
+
+    bfloat16 has 8 significant bits: the scale keeps as many of them as the zero point's odd part
+    leaves.
+    """
+    scale = scale.float()
+    zero = (-minimum.float() / scale).round().clamp(0, LEVELS - 1)
+    kept = torch.tensor(KEPT_BITS, device=scale.device)[zero.long()]
+    fraction, exponent = torch.frexp(scale)
+    unit = torch.exp2(kept.float())
+    scale = torch.ldexp((fraction * unit).round() / unit, exponent)
+    return scale.bfloat16(), (-zero * scale).bfloat16()
+
+
+def plain(w: Tensor, weight: Tensor | None = None, integer: bool = False) -> Uniform:
     """The grid between the ends of each row of w [n, group]."""
     low, high = w.aminmax(dim=-1, keepdim=True)
-    return Uniform(*ends(low, high))
+    return Uniform(*ends(low, high, integer))

@@ -19,6 +19,7 @@ from tr.quant.search import search
 METHODS = ("rtn", "mse", "gptq", "gptaq", "refined", "tuned")
 ROUNDS = 3  # of refinement
 SEARCHES = ("none", "plain", "hessian")
+ZERO_POINTS = ("free", "integer")
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,19 @@ class Recipe:
 
     `search`: how gptq and those after it find a group's range: none takes its ends, plain weighs
     all inputs alike, hessian by what an error of theirs costs. `damp`: of H, in mean diagonals.
-    `ordered`: inputs go by decreasing power, groups whole.
+    `ordered`: inputs go by decreasing power, groups whole. `zero_point`: integer makes every
+    minimum an integer multiple of its scale, as other formats need it.
     """
 
     method: str = "rtn"
     search: str = "hessian"
     damp: float = 0.01
     ordered: bool = True
+    zero_point: str = "free"
+
+    @property
+    def integer(self) -> bool:
+        return self.zero_point == "integer"
 
     @property
     def calibrated(self) -> bool:
@@ -64,21 +71,21 @@ def convert(dense: Dense, moments: Moments | None, recipe: Recipe) -> Int4:
         weight = toward(weight, moments.h, moments.cross, recipe.damp)
     made = gptq(weight, moments.h, GROUP, partial(choose, recipe), recipe.damp, recipe.ordered)
     if recipe.refined:
-        made = refine(weight, moments.h, made, recipe.damp, ROUNDS)
+        made = refine(weight, moments.h, made, recipe.damp, ROUNDS, recipe.integer)
     return packed(made, dense.splits)
 
 
 def choose(recipe: Recipe, number: int, block: Tensor, importance: Tensor) -> Uniform:
     if recipe.search == "none":
-        return plain(block)
-    return search(block, importance if recipe.search == "hessian" else None)
+        return plain(block, integer=recipe.integer)
+    return search(block, importance if recipe.search == "hessian" else None, recipe.integer)
 
 
 def alone(weight: Tensor, recipe: Recipe) -> Rounded[Uniform]:
     """Every group by its own weights."""
     make = plain if recipe.method == "rtn" else search
     parts = weight.split(GROUP, 1)
-    grids = [make(part) for part in parts]
+    grids = [make(part, integer=recipe.integer) for part in parts]
     codes = [grid.codes(part) for grid, part in zip(grids, parts, strict=True)]
     return Rounded(torch.cat(codes, 1), grids)
 

@@ -11,21 +11,27 @@ from torch import Tensor
 
 from kernels.int4_matmul.layout import GROUP
 from tr.quant.gptq import G, Rounded, damped
-from tr.quant.grid import Uniform, restore
+from tr.quant.grid import Uniform, restore, with_zero
 
-ROWS = 2048  # whose normal equations are held at once
+ROWS = 2048  # whose normal equations are held at once, at most
+HELD = 2**30  # numbers of the largest of their tensors: 4 GiB
 RIDGE = 1e-6  # of their mean diagonal, for groups of equal codes
 
 
 def refine(
-    weight: Tensor, h: Tensor, start: Rounded[Uniform], damp: float, rounds: int
+    weight: Tensor,
+    h: Tensor,
+    start: Rounded[Uniform],
+    damp: float,
+    rounds: int,
+    integer: bool = False,
 ) -> Rounded[Uniform]:
-    """`start` for weight [n, k] after so many rounds of both."""
+    """`start` for weight [n, k] after so many rounds of both; `integer`: zero points stay so."""
     h, w = damped(h, damp).float(), weight.float()
     for _ in range(rounds):
         scale = torch.cat([g.scale for g in start.grids], 1)
         minimum = torch.cat([g.minimum for g in start.grids], 1)
-        fitted = refit(w, h, start.codes, scale, minimum)
+        fitted = refit(w, h, start.codes, scale, minimum, integer)
         pairs = zip(*(t.split(1, 1) for t in fitted), strict=True)
         start = sweep(w, h, Rounded(start.codes, [Uniform(s, m) for s, m in pairs]))
     return start
@@ -44,7 +50,12 @@ def cost(w: Tensor, h: Tensor, q: Tensor) -> Tensor:
 
 
 def refit(
-    w: Tensor, h: Tensor, codes: Tensor, scale: Tensor, minimum: Tensor
+    w: Tensor,
+    h: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    minimum: Tensor,
+    integer: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """scale and minimum [n, groups] bfloat16 of least cost; a row keeps its own where rounding
     makes the new ones no better, or a scale would turn.
@@ -53,8 +64,9 @@ def refit(
     blocks = h.unflatten(0, (groups, GROUP)).unflatten(2, (groups, GROUP))  # [g, a, f, b]
     ones = blocks.sum((1, 3))  # 1^T H 1 between groups
     found = []
-    for rows in range(0, len(w), ROWS):
-        part = slice(rows, rows + ROWS)
+    step = max(1, min(ROWS, HELD // (w.shape[1] * groups)))
+    for rows in range(0, len(w), step):
+        part = slice(rows, rows + step)
         c = codes[part].unflatten(1, (groups, GROUP))
         right = (w[part] @ h).unflatten(1, (groups, GROUP))
         hc = torch.einsum("gafb,nfb->ngaf", blocks, c)
@@ -68,6 +80,7 @@ def refit(
         normal.diagonal(dim1=1, dim2=2).add_(RIDGE * mean[:, None])
         found.append(torch.linalg.solve(normal, b))
     s, m = (t.bfloat16() for t in torch.cat(found).chunk(2, 1))
+    s, m = with_zero(s, m) if integer else (s, m)
     old, new = (cost(w, h, values(codes, *pair)) for pair in ((scale, minimum), (s, m)))
     better = ((new < old) & (s > 0).all(1))[:, None]
     return torch.where(better, s, scale), torch.where(better, m, minimum)

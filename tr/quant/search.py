@@ -8,7 +8,7 @@ a Hessian, say: what counts is the layer's output.
 import torch
 from torch import Tensor
 
-from tr.quant.grid import Uniform, ends, nearest, restore
+from tr.quant.grid import Uniform, ends, nearest, restore, with_zero
 
 TOGETHER = tuple(1 - 0.04 * i for i in range(13))  # factors of both ends, 1 .. 0.52
 APART = (-0.12, -0.08, -0.04, -0.02, 0.02, 0.04, 0.08, 0.12)  # added to one end's factor
@@ -16,8 +16,11 @@ ROUNDS = 2
 FITS = 2
 
 
-def search(w: Tensor, weight: Tensor | None = None) -> Uniform:
-    """One grid for each row of w [..., group]; weight [..., group] or [group], None: equal."""
+def search(w: Tensor, weight: Tensor | None = None, integer: bool = False) -> Uniform:
+    """One grid for each row of w [..., group]; weight [..., group] or [group], None: equal.
+
+    `integer`: with integer zero points.
+    """
     w = w.float()
     weight = torch.ones_like(w) if weight is None else weight.float().expand_as(w)
     low, high = w.aminmax(dim=-1, keepdim=True)
@@ -26,7 +29,7 @@ def search(w: Tensor, weight: Tensor | None = None) -> Uniform:
 
     def attempt(d: Tensor, u: Tensor) -> None:
         nonlocal best, down, up
-        error = _error(w, weight, *ends(d * low, u * high))
+        error = _error(w, weight, *ends(d * low, u * high, integer))
         better = error < best
         best = torch.where(better, error, best)
         down, up = torch.where(better, d, down), torch.where(better, u, up)
@@ -38,9 +41,10 @@ def search(w: Tensor, weight: Tensor | None = None) -> Uniform:
             attempt(down + shift, up)
         for shift in APART:
             attempt(down, up + shift)
-    scale, minimum = ends(down * low, up * high)
+    scale, minimum = ends(down * low, up * high, integer)
     for _ in range(FITS):
         fitted = fit(nearest(w, scale.float(), minimum.float()), w, weight, scale)
+        fitted = with_zero(*fitted) if integer else fitted
         error = _error(w, weight, *fitted)
         better = error < best
         best = torch.where(better, error, best)

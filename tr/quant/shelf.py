@@ -8,8 +8,11 @@ from typing import Any, TypeVar
 
 from safetensors.torch import load_file, save_file
 
+from tr.nn.formats.dense import Dense
 from tr.nn.formats.int4 import Int4
+from tr.nn.formats.table4 import Table4
 from tr.quant.hessian import matrices, replace_matrices
+from tr.quant.numbers import CODED
 from tr.tree import tensors
 
 T = TypeVar("T")
@@ -17,8 +20,8 @@ NOTE = "recipe.json"
 
 
 class Files:
-    """Int4 parts in `folder`. `recipe`: all that decides them, compared with what the folder says
-    of itself; raises ValueError where it holds another run's.
+    """Parts in codes, in `folder`. `recipe`: all that decides them, compared with what the folder
+    says of itself; raises ValueError where it holds another run's.
     """
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
@@ -42,14 +45,19 @@ class Files:
         self.reused.append(name)
         device = next(iter(matrices(like).values())).device
         found = load_file(path, str(device))
-        return replace_matrices(
-            like, lambda key, m: Int4(tiles=found[f"{key}.tiles"], splits=m.splits)
-        )
+
+        def held(key: str, like: Dense) -> Int4 | Table4:
+            tiles, exponent = found[f"{key}.tiles"], found.get(f"{key}.exponent")
+            if exponent is None:
+                return Int4(tiles=tiles, splits=like.splits)
+            return Table4(tiles=tiles, exponent=exponent, splits=like.splits)
+
+        return replace_matrices(like, held)
 
     def put(self, name: str, part: Any) -> None:
-        found = {k: t.cpu() for k, t in tensors(part).items() if k.endswith("tiles")}
-        if isinstance(part, Int4):
-            found = {".tiles": part.tiles.cpu()}
+        named = {f".{k}": t for k, t in tensors(part).items()} if isinstance(part, CODED) else {}
+        named = named or tensors(part)
+        found = {k: t.cpu() for k, t in named.items() if k.endswith((".tiles", ".exponent"))}
         _write(self.folder / f"{name}.safetensors", lambda new: save_file(found, new))
 
 

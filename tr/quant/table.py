@@ -1,123 +1,171 @@
-"""Weights for `formats.table4`: each group's exponent and table by search, codes by GPTQ."""
+"""Weights for `formats.table4`: each group's byte by search, codes by GPTQ."""
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from kernels.table4_matmul.layout import GROUP, LEAST, LEVELS, UNIT, levels, powers, restore, scales
+from tr.model import text
 from tr.nn.formats import table4
-from tr.nn.formats.dense import Dense
-from tr.nn.formats.table4 import EXPONENTS, GROUP, SHIFT, TABLES, Table4, scales, tables
-from tr.quant.gptq import Rounded, damped, gptq, toward
-from tr.quant.grid import LEVELS
-from tr.quant.hessian import Moments
+from tr.nn.formats.dense import Dense, dense
+from tr.nn.formats.matrix import Matrix, stays
+from tr.nn.formats.table4 import Table4
+from tr.quant.gptq import damped, gptq, toward
+from tr.quant.hessian import Moments, matrices, replace_matrices
 from tr.quant.recipe import ROUNDS, Recipe
 from tr.quant.refine import sweep
 
 ROOM = 1.06  # over a row's largest weight, for what carried errors add
-QUANTILE_OF = 2**22  # groups, at most
-AROUND = (-3, 6)  # exponents tried about that of a group's largest weight
-FINEST = 1 / 16  # octaves between exponents at least
+AROUND = range(-26, 17)  # bytes tried about the one whose levels end at a group's largest weight
+COARSE = 3  # of them, for rtn: every zero is among them
+END = 64  # of a byte's levels, in its scale, whatever its zero
+BLOCK = 2**22  # weights searched at once
+
+T = TypeVar("T")
+METHODS = ("rtn", "mse", "gptq", "gptaq", "refined")
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Groups of 32 inputs by row: row [n, 1] bfloat16, octaves [] fp32, exponent and table
-    number [n, 1] int64.
-    """
+    """Groups of 32 inputs by row: exponent and byte [n, 1] int32."""
 
-    row: Tensor
-    octaves: Tensor
     exponent: Tensor
-    which: Tensor
+    byte: Tensor
+
+    @cached_property
+    def parameters(self) -> tuple[Tensor, Tensor]:
+        """Scale and offset as weights have them, fp32."""
+        scale, offset = (t.float() for t in scales(self.byte))
+        return scale * powers(self.exponent), offset * powers(self.exponent)
 
     def codes(self, w: Tensor) -> Tensor:
-        first = tables(w.device)[0]
-        x = w / scales(self.row, self.octaves, self.exponent)
-        code = torch.bucketize(x * self.sign - self.shift, (first[1:] + first[:-1]) / 2)
-        return self._turned(code).float()
+        scale, offset = self.parameters
+        return _nearest((w - offset) / scale, levels(w.device)).float()
+
+    def errors(self, w: Tensor) -> Tensor:
+        """Squared distances to the nearest levels, before these are rounded."""
+        scale, offset = self.parameters
+        x, own = (w - offset) / scale, levels(w.device)
+        return ((own[_nearest(x, own)] - x) * scale).square_()
 
     def values(self, codes: Tensor) -> Tensor:
-        level = (tables(codes.device)[0][self._turned(codes.long())] + self.shift) * self.sign
-        return (level * scales(self.row, self.octaves, self.exponent)).bfloat16().float()
-
-    @property
-    def sign(self) -> Tensor:
-        return 1 - 2 * (self.which // 2)
-
-    @property
-    def shift(self) -> Tensor:
-        return self.which % 2 * (SHIFT / 128)
-
-    def _turned(self, codes: Tensor) -> Tensor:
-        """Codes of the negative tables as those of the others, and back."""
-        return torch.where(self.which >= 2, LEVELS - 1 - codes, codes)
+        found = restore(levels(codes.device)[codes.long()], self.byte)
+        return found * powers(self.exponent)
 
 
-def spread(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale of exponent 0 by row [n, 1] bfloat16, and the step between exponents [] fp32: fine
-    enough for 16 of them to reach the smallest of all but one group in 200.
+def _nearest(x: Tensor, levels: Tensor) -> Tensor:
+    return torch.bucketize(x, (levels[1:] + levels[:-1]) / 2, out_int32=True)
+
+
+def exponents(weight: Tensor) -> Tensor:
+    """The least power of two by row [n, 1] int32 with which the largest scale reaches its weights.
+
+    Raises ValueError for weights that are no finite numbers.
     """
-    largest = weight.unflatten(1, (-1, GROUP)).abs().amax(-1)  # [n, groups]
-    top = largest.amax(1, keepdim=True)
-    whole = top[:, 0] > 0
-    row = torch.where(top > 0, ROOM * top, 1.0).bfloat16()
-    if not whole.any():
-        return row, torch.tensor(FINEST, device=weight.device)
-    below = torch.log2(row[whole].float() / largest[whole].clamp_min(1e-3 * top[whole]))
-    reach = torch.quantile(below.flatten()[:QUANTILE_OF], 0.995)
-    return row, (reach / (EXPONENTS - 2)).clamp_min(FINEST)
+    top = weight.abs().amax(1, keepdim=True)
+    if not top.isfinite().all():
+        raise ValueError("table4: the weights hold infinite or missing numbers")
+    ends = restore(torch.tensor([LEVELS[0], LEVELS[-1]]), torch.tensor([255]))
+    reach = ends.abs().min().item()
+    power = torch.log2(ROOM * top / reach).ceil()
+    return power.clamp(LEAST, -LEAST).to(torch.int32)
 
 
-def search(row: Tensor, octaves: Tensor, block: Tensor, weight: Tensor | None = None) -> Levels:
-    """The exponent and table of least weighted squared error for block [n, 32]."""
-    largest = block.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    near = (torch.log2(row.float() / largest) / octaves).round().long()
+def search(
+    exponent: Tensor, block: Tensor, weight: Tensor | None = None, around: range = AROUND
+) -> Levels:
+    """The byte of least weighted squared error for block [n, 32]; weight [32] or None: equal.
+
+    Errors are those of levels before their rounding.
+    """
+    ends, _ = scales(torch.arange(256, device=block.device))
+    largest = block.abs().amax(1, keepdim=True) * powers(-exponent)
+    near = torch.searchsorted(END * ends.float(), largest.contiguous())
     best = block.new_full((len(block), 1), torch.inf)
-    exponent, which = torch.zeros_like(near), torch.zeros_like(near)
-    for shift in range(*AROUND):
-        for t in range(TABLES):
-            e = (near + shift).clamp(0, EXPONENTS - 1)
-            levels = Levels(row, octaves, e, torch.full_like(which, t))
-            error = (block - levels.values(levels.codes(block))).square()
-            error = error if weight is None else error * weight
-            error = error.sum(1, keepdim=True)
-            better = error < best
-            best = torch.where(better, error, best)
-            exponent = torch.where(better, e, exponent)
-            which = torch.where(better, levels.which, which)
-    return Levels(row, octaves, exponent, which)
+    byte = torch.zeros_like(exponent)
+    for shift in around:
+        own = Levels(exponent, (near + shift).clamp(0, 255).to(torch.int32))
+        error = own.errors(block)
+        error = (error if weight is None else error * weight).sum(1, keepdim=True)
+        better = error < best
+        best = torch.where(better, error, best)
+        byte = torch.where(better, own.byte, byte)
+    return Levels(exponent, byte)
 
 
-def convert(dense: Dense, moments: Moments | None, recipe: Recipe) -> Table4:
-    """As `recipe.convert`: rtn and mse search by the weights alone."""
-    weight = dense.weight.float()
-    row, octaves = spread(weight)
+def convert(own: Dense, moments: Moments | None, recipe: Recipe) -> Table4:
+    """As `recipe.convert`: rtn and mse search by the weights alone, rtn among fewer bytes."""
+    weight = own.weight.float()
+    if weight.shape[1] % UNIT:
+        raise ValueError(
+            f"table4: the input width must be a multiple of {UNIT}, got {weight.shape[1]}"
+        )
+    if recipe.method not in METHODS or recipe.integer:
+        raise ValueError(
+            f"table4: quant.method={recipe.method}, quant.zero_point={recipe.zero_point} are for"
+            f" int4; use quant.zero_point=free and one of {', '.join(METHODS)}"
+        )
+    exponent = exponents(weight)
     if moments is None or not recipe.calibrated:
-        parts = weight.split(GROUP, 1)
-        grids = [search(row, octaves, part) for part in parts]
-        codes = [g.codes(part) for g, part in zip(grids, parts, strict=True)]
-        return packed(Rounded(torch.cat(codes, 1), grids), dense.splits)
+        around = AROUND[:: COARSE if recipe.method == "rtn" else 1]
+        return alone(weight, exponent, own.splits, around)
     if recipe.asymmetric and moments.cross is not None:
         weight = toward(weight, moments.h, moments.cross, recipe.damp)
-    choose = partial(_choose, row, octaves, recipe)
+    choose = partial(_choose, exponent, recipe)
     made = gptq(weight, moments.h, GROUP, choose, recipe.damp, recipe.ordered)
-    if recipe.refined:  # codes alone: exponents stay
+    if recipe.refined:  # codes alone: bytes stay
         h = damped(moments.h, recipe.damp).float()
         for _ in range(ROUNDS):
             made = sweep(weight, h, made)
-    return packed(made, dense.splits)
+    groups = torch.cat([grid.byte for grid in made.grids], 1)
+    return _packed(made.codes, groups, exponent, own.splits)
 
 
-def _choose(
-    row: Tensor, octaves: Tensor, recipe: Recipe, number: int, block: Tensor, weight: Tensor
-) -> Levels:
-    return search(row, octaves, block, weight if recipe.search == "hessian" else None)
+def arrive(name: str, own: Dense) -> Matrix:
+    """What becomes of one matrix of a checkpoint as soon as it is read; as `quantise_all`."""
+    return own if stays(own.weight.shape, name) else convert(own, None, Recipe())
 
 
-def packed(rounded: Rounded[Levels], splits: tuple[int, ...]) -> Table4:
-    exponent = torch.cat([g.exponent for g in rounded.grids], 1)
-    which = torch.cat([g.which for g in rounded.grids], 1)
-    one = rounded.grids[0]
-    return table4.pack(rounded.codes, exponent, which, one.row[:, 0], one.octaves, splits)
+def random(
+    splits: Sequence[int], d_in: int, generator: torch.Generator, dtype: torch.dtype
+) -> Matrix:
+    """A random matrix in the format that `quantise_all` gives its shape; never held wider."""
+    if stays((sum(splits), d_in)):
+        return dense(splits, d_in, generator, dtype)
+    return table4.table4(splits, d_in, generator)
+
+
+def quantise_all(params: T) -> tuple[T, tuple[str, ...]]:
+    """Every matrix of a pytree but small ones and those named in KEPT, by its weights alone, and
+    their names; heads that are the embedding as in `rtn.quantise_all`.
+    """
+    if isinstance(params, text.Params) and params.lm_head is None:
+        params = dataclasses.replace(params, lm_head=params.head)
+    return replace_matrices(params, arrive), tuple(matrices(params))
+
+
+def alone(weight: Tensor, exponent: Tensor, splits: tuple[int, ...], around: range) -> Table4:
+    """Every group by its own weights, blocks of rows at a time."""
+    codes, groups = [], []
+    rows = max(1, BLOCK // weight.shape[1])
+    for w, power in zip(weight.split(rows), exponent.split(rows), strict=True):
+        block = w.reshape(-1, GROUP)
+        spread = power.expand(-1, w.shape[1] // GROUP).reshape(-1, 1)
+        grid = search(spread, block, None, around)
+        codes.append(grid.codes(block).to(torch.uint8).view(w.shape))
+        groups.append(grid.byte.view(len(w), -1))
+    return _packed(torch.cat(codes), torch.cat(groups), exponent, splits)
+
+
+def _choose(exponent: Tensor, recipe: Recipe, number: int, block: Tensor, weight: Tensor) -> Levels:
+    return search(exponent, block, weight if recipe.search == "hessian" else None)
+
+
+def _packed(codes: Tensor, groups: Tensor, exponent: Tensor, splits: tuple[int, ...]) -> Table4:
+    own = exponent[:, 0].to(torch.int8)
+    return table4.pack(codes.to(torch.uint8), groups.to(torch.uint8), own, splits)

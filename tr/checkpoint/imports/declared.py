@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kernels.table4_matmul.layout import APART, FIRST, GROUP, LEVELS, STEP, ZERO, ZEROS
 from tr.checkpoint.metadata import read_json, text_config
 
 PREFIXES = ("", "model.", "model.language_model.", "language_model.", "language_model.model.")
@@ -24,6 +25,15 @@ FUSED = {  # what engines stack, by the part that files name
     "v_proj": "qkv_proj",
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
+}
+
+
+#: what a table's codes and bytes mean; see kernels/table4_matmul/layout.py
+TABLE4: Mapping[str, Any] = {
+    "group_size": GROUP,
+    "levels": list(LEVELS),
+    "scale": {"first_bits": FIRST, "step": STEP},
+    "zero": {"first": ZERO, "apart": APART, "places": ZEROS},
 }
 
 
@@ -266,6 +276,16 @@ def _modules(listed: Iterable[str]) -> tuple[str, ...]:
     return tuple(name.removesuffix(".weight") for name in listed)
 
 
+def _table4(config: Mapping[str, Any]) -> Scheme:
+    for key, ours in TABLE4.items():
+        if config.get(key) != ours:
+            raise ValueError(
+                f"config.json: quantization_config.{key} of table4 is {config.get(key)}, and only"
+                f" {ours} is read; take the release that this version made"
+            )
+    return Scheme("table4", Declared("table4", 4, GROUP), targets=_modules(config.get("modules")))
+
+
 METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "compressed-tensors": _compressed_tensors,
     "gptq": _gptq,
@@ -274,4 +294,5 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "fp8": _fp8,
     "modelopt": _modelopt,
     "tokenrush": _tokenrush,
+    "table4": _table4,
 }

@@ -11,6 +11,7 @@ from tr.checkpoint.imports import (
     nvfp4,
     pack_quantized,
     plain,
+    table4,
     tokenrush,
 )
 from tr.checkpoint.imports.declared import Declared
@@ -26,6 +27,7 @@ FORMATS = (
     gptq.FORMAT,
     awq.FORMAT,
     tokenrush.FORMAT,
+    table4.FORMAT,
 )
 #: for activations and caches; weights alone are imported
 UNUSED = (

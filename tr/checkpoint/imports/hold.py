@@ -11,6 +11,7 @@ from kernels.int4_matmul.layout import GROUP, LINES, ROWS, WORDS
 from tr.checkpoint.imports.report import Error, Held
 from tr.checkpoint.imports.stored import Opened, Stored
 from tr.nn.formats.int4 import Int4
+from tr.nn.formats.table4 import Table4
 
 BLOCK = 2**23  # numbers in flight: 32 MiB in fp32, a few times over
 
@@ -119,7 +120,7 @@ def _blocks(
         report.append(error.on(held, "requantised"))
 
 
-def recoded(report: Sequence[Held], weight: Tensor, made: Int4) -> tuple[Held, ...]:
+def recoded(report: Sequence[Held], weight: Tensor, made: Int4 | Table4) -> tuple[Held, ...]:
     """`report` of a dense stack that became `made`: errors measured where it came as codes."""
     if all(held.format == "plain" for held in report):
         return tuple(
@@ -127,8 +128,8 @@ def recoded(report: Sequence[Held], weight: Tensor, made: Int4) -> tuple[Held, .
         )
     error = Error()
     for start, stop in spans(weight.shape):
-        tiles = made.tiles[start // ROWS : -(-stop // ROWS)]
-        error.add(layout.dequantise(tiles, stop - start, torch.float32), weight[start:stop])
+        held = made.rows(start // ROWS, -(-stop // ROWS), torch.float32)
+        error.add(held, weight[start:stop])
     return tuple(
         replace(
             h,

@@ -4,21 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import BFloat16, Float, Int16, Int64, UInt8
 from torch import Tensor
 
-from kernels.define import MAX_ROWS
 from kernels.int4_matmul import layout
 from kernels.int4_matmul.layout import GROUP, ROWS
 from kernels.registry import Ops
+from tr.nn.formats import many
 from tr.nn.formats.dense import Dense
-from tr.nn.formats.many import Many, multiply
+from tr.nn.formats.many import Many, Restore
 from tr.nn.formats.operand import Operand
 from tr.tree import static, tree
 
 BLOCK = 2**26  # weights that are restored at once without operators: 128 MiB of bfloat16
-SHORT = 4 * MAX_ROWS  # tokens up to which weights are cheaper read as codes, once per 16 of them
 
 
 @tree
@@ -60,28 +58,17 @@ class Int4:
     def sequence(
         self, x: Float[Tensor, "... in"], ops: Ops | None = None
     ) -> Float[Tensor, "... out"]:
-        """Many tokens, any leading axes, by restored weights in x's dtype, a block at a time.
+        """Many tokens; see `many.sequence`."""
+        return many.sequence(self, x, ops, BLOCK)
 
-        Without `ops` differentiable in x. With them the tokens are a prompt's: more than SHORT go
-        by what `many` says, fewer in x's own dtype, on a GPU as the rows of steps. Their count
-        alone decides: equal chunks of a prompt take equal paths.
-        """
-        n, k = self.shape
-        short = x.numel() <= SHORT * k
-        if ops is not None and (x.is_cuda or self.many.activations != "bf16" and not short):
-            flat = x.reshape(-1, k).contiguous()
-            if short:
-                parts = [self.step(rows, ops) for rows in flat.split(MAX_ROWS)]
-                y = parts[0] if len(parts) == 1 else torch.cat(parts)
-            else:
-                y = multiply(flat, self.tiles, n, self.many, ops)
-            return y.unflatten(0, x.shape[:-1])
-        step = max(1, BLOCK // (k * ROWS))
-        parts = []
-        for i in range(0, self.tiles.shape[0], step):
-            rows = min(step * ROWS, n - i * ROWS)
-            parts.append(F.linear(x, layout.dequantise(self.tiles[i : i + step], rows, x.dtype)))
-        return torch.cat(parts, -1)
+    def rows(self, start: int, stop: int, dtype: torch.dtype) -> Float[Tensor, "some in"]:
+        """The dense rows of tiles start..stop."""
+        n = min(stop * ROWS, self.shape[0]) - start * ROWS
+        return layout.dequantise(self.tiles[start:stop], n, dtype)
+
+    def restore(self, ops: Ops) -> Restore:
+        """What writes the rows of tiles as numbers."""
+        return lambda start, stop, weight: ops.int4_restore(self.tiles[start:stop], weight)
 
     def after(self, index: int) -> "Int4":
         """The stacked matrices from number `index` on, as one: a view."""

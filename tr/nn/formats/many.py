@@ -1,4 +1,4 @@
-"""Int4 weights times many tokens: restored a block of rows at a time, multiplied by the library.
+"""4-bit weights times many tokens: restored a block of rows at a time, multiplied by the library.
 
 In bf16 the result is that of the restored matrix. In 8 bits each token and each output row of the
 restored matrix has a scale of its own (kernels/quantise_rows), so the weights are rounded twice:
@@ -8,11 +8,14 @@ then 0.03 of one, beside 0.3 to 0.4 of the 4-bit codes. What tokens lose is what
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int16
 from torch import Tensor
 
+from kernels.define import MAX_ROWS
 from kernels.int4_matmul.layout import GROUP, ROWS
 from kernels.registry import Ops
 
@@ -21,6 +24,9 @@ CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 ACTIVATIONS = ("bf16", *CODES)
 SCRATCH = 2**29
 UNIT = 4  # row tiles: 256 output rows, as wide as a library's own tiles
+SHORT = 4 * MAX_ROWS  # tokens up to which weights are cheaper read as codes, once per 16 of them
+#: (first row tile, past the last, weight [64 tiles, k] to write)
+Restore = Callable[[int, int, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,19 @@ class Many:
 
     activations: str = "bf16"
     scratch: int = SCRATCH
+
+    def row_bytes(self, k: int, tokens: int, element: int = 2) -> int:
+        """Of an output row of k weights, restored in numbers of `element` bytes.
+
+        In 8 bits its codes too, and at most an fp32 and an int32 result of each token.
+        """
+        return k * element + (k + 8 * tokens if self.activations in CODES else 0)
+
+    def held(self, n: int, k: int, tokens: int) -> int:
+        """Bytes that `multiply` takes at most, x and the result aside."""
+        row, tiles = self.row_bytes(k, tokens), -(-n // ROWS)
+        x_codes = tokens * k if self.activations in CODES else 0
+        return min(tiles, block_tiles(tiles, row, self.scratch)) * ROWS * row + x_codes
 
 
 def block_tiles(row_tiles: int, row_bytes: int, scratch: int) -> int:
@@ -41,26 +60,71 @@ def block_tiles(row_tiles: int, row_bytes: int, scratch: int) -> int:
     return -(-row_tiles // (blocks * UNIT)) * UNIT
 
 
+class Tiled(Protocol):
+    """A format in tiles of int4's shape."""
+
+    @property
+    def tiles(self) -> Tensor: ...
+
+    @property
+    def many(self) -> Many: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def step(self, x: Tensor, ops: Ops) -> Tensor: ...
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """The dense rows of tiles start..stop."""
+        ...
+
+    def restore(self, ops: Ops) -> Restore: ...
+
+
+def sequence(
+    matrix: Tiled, x: Float[Tensor, "... in"], ops: Ops | None, block: int
+) -> Float[Tensor, "... out"]:
+    """Many tokens, any leading axes, by restored weights in x's dtype, `block` of them at a time.
+
+    Without `ops` differentiable in x. With them the tokens are a prompt's: more than SHORT go by
+    what `matrix.many` says, fewer in x's own dtype, on a GPU as the rows of steps. Their count
+    alone decides: equal chunks of a prompt take equal paths.
+    """
+    (n, k), many = matrix.shape, matrix.many
+    short = x.numel() <= SHORT * k
+    if ops is not None and (x.is_cuda or many.activations != "bf16" and not short):
+        flat = x.reshape(-1, k).contiguous()
+        if short:
+            parts = [matrix.step(rows, ops) for rows in flat.split(MAX_ROWS)]
+            y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        else:
+            y = multiply(flat, matrix.tiles, n, many, ops, matrix.restore(ops))
+        return y.unflatten(0, x.shape[:-1])
+    step, tiles = max(1, block // (k * ROWS)), len(matrix.tiles)
+    starts = range(0, tiles, step)
+    parts = [F.linear(x, matrix.rows(i, min(i + step, tiles), x.dtype)) for i in starts]
+    return torch.cat(parts, -1)
+
+
 def multiply(
     x: Float[Tensor, "tokens in"],
     tiles: Int16[Tensor, "row_tiles groups lines words"],
     n: int,
     many: Many,
     ops: Ops,
+    restore: Restore,
 ) -> Float[Tensor, "tokens {n}"]:
     """x W^T for n output rows. Blocks write into the result; one buffer holds their weights."""
     row_tiles, k = tiles.shape[0], tiles.shape[1] * GROUP
     codes = CODES.get(many.activations)
-    # with codes: theirs, and at most fp32 and int32 results
-    row_bytes = k * x.element_size() if codes is None else k * (x.element_size() + 1) + 8 * len(x)
-    step = block_tiles(row_tiles, row_bytes, many.scratch)
+    step = block_tiles(row_tiles, many.row_bytes(k, len(x), x.element_size()), many.scratch)
     weights = x.new_empty(min(step, row_tiles) * ROWS, k)
     product = _rounded(x, codes, ops) if codes else None
     y = x.new_empty(len(x), n)
     for start in range(0, row_tiles, step):
         part = tiles[start : start + step]
         weight = weights[: len(part) * ROWS]  # whole tiles: rows past n are zeros
-        ops.int4_restore(part, weight)
+        restore(start, start + len(part), weight)
         out = y[:, start * ROWS : (start + step) * ROWS]
         if product is not None:
             out.copy_(product(weight)[:, : out.shape[1]])

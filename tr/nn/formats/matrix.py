@@ -11,8 +11,9 @@ import torch
 
 from tr.nn.formats.dense import Dense
 from tr.nn.formats.int4 import Int4
+from tr.nn.formats.table4 import Table4
 
-Matrix = Dense | Int4
+Matrix = Dense | Int4 | Table4
 SMALLEST = 128  # output or input width below which a matrix is not worth converting
 KEPT = ("in_ba",)  # gates of the recurrence: 0.35 % of the bytes, and its decay depends on them
 

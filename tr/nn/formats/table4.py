@@ -1,121 +1,151 @@
-"""Non-uniform 4-bit weights: entries of a shared 16-entry table, groups of 32 with small scales.
+"""Non-uniform 4-bit weights: levels of one shared table, a byte of scale and zero per 32 inputs.
 
-weight = table[code] * row * 2^(-octaves * exponent), rounded once to bfloat16: `row` is a bfloat16
-scale of the output row, `octaves` the matrix's, the exponent 0..15 a group's own. Two bits of the
-group pick one of four tables of int8 entries: plain, shifted by 4, and the negatives of both. Per
-weight: 4 bits of code, 6 / 32 of its group, 16 / k of its row: 4.23 at k = 384, 4.19 at 5120.
-Tables and the bit that shifts them: ik_llama.cpp's IQ4_KS.
+weight = 2^exponent bf16(scale level + offset): see kernels/table4_matmul/layout.py. Per weight 4
+bits of code, 8 / 32 of its group and 8 / k of its row: 4.252 at 5120 inputs.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import BFloat16, Float, Float32, UInt8
+from jaxtyping import Float, Int8, Int16, Int64, UInt8
 from torch import Tensor
 
+from kernels.int4_matmul.layout import ROWS, take
 from kernels.registry import Ops
+from kernels.table4_matmul import layout
+from tr.nn.formats import many
+from tr.nn.formats.dense import Dense
+from tr.nn.formats.int4 import BLOCK
+from tr.nn.formats.many import Many, Restore
+from tr.nn.formats.operand import Operand
 from tr.tree import static, tree
-
-GROUP = 32
-EXPONENTS = 16
-TABLES = 4
-UNIT = 128  # inputs whose four groups' bits fill three bytes
-TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-SHIFT = 4
-
-
-def tables(device: torch.device | str = "cpu") -> Float[Tensor, "tables=4 levels=16"]:
-    """All tables as fractions of 128, each ascending."""
-    first = torch.tensor(TABLE, dtype=torch.float32, device=device)
-    both = torch.stack([first, first + SHIFT])
-    return torch.cat([both, -both.flip(1)]) / 128
-
-
-def scales(row: Tensor, octaves: Tensor, exponent: Tensor) -> Tensor:
-    """row [n, 1], octaves [] and exponent [n, groups] -> fp32 [n, groups]."""
-    return row.float() * torch.exp2(-octaves * exponent.float())
 
 
 @tree
 class Table4:
-    codes: UInt8[Tensor, "out half_in"]  # the even input in the low half of a byte
-    groups: UInt8[Tensor, "out packed"]  # per group exponent and table: 6 bits, 4 in 3 bytes
-    row: BFloat16[Tensor, " out"]
-    octaves: Float32[Tensor, ""]  # between neighbouring exponents
+    """Stacked matrices of `splits` rows each, in the kernels' tiles."""
+
+    tiles: Int16[Tensor, "row_tiles units lines words"]
+    exponent: Int8[Tensor, " out"]
     splits: tuple[int, ...] = static()
+    many: Many = static(default=Many())  # how `sequence` multiplies through operators
 
     @property
     def shape(self) -> tuple[int, int]:
         """Output and input width."""
-        return self.codes.shape[0], 2 * self.codes.shape[1]
+        return sum(self.splits), self.tiles.shape[1] * layout.UNIT
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.codes, self.groups, self.row, self.octaves))
+        """Codes, group bytes and exponents, padded rows included."""
+        return self.tiles.nbytes + self.exponent.nbytes
 
     @property
     def device(self) -> torch.device:
-        return self.codes.device
+        return self.tiles.device
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "out in"]:
-        """The dense matrix: in fp32, rounded once to `dtype`."""
-        codes = torch.stack([self.codes & 15, self.codes >> 4], -1).flatten(1)
-        exponent, which = unpack_groups(self.groups)
-        levels = tables(self.device)[which]  # [out, groups, 16]
-        entries = levels.gather(2, codes.long().unflatten(1, (-1, GROUP)))
-        scale = scales(self.row[:, None], self.octaves, exponent)[..., None]
-        return (entries * scale).flatten(1).to(dtype)
+        """The dense matrix: numbers of bfloat16, unless they are smaller than its smallest."""
+        return layout.dequantise(self.tiles, self.exponent, dtype)
 
     def sequence(
         self, x: Float[Tensor, "... in"], ops: Ops | None = None
     ) -> Float[Tensor, "... out"]:
-        """Many tokens, by the restored matrix in x's dtype."""
-        return F.linear(x, self.weight(x.dtype))
+        """Many tokens; see `many.sequence`."""
+        return many.sequence(self, x, ops, BLOCK)
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype) -> Float[Tensor, "some in"]:
+        """The dense rows of tiles start..stop."""
+        own = self.exponent[start * ROWS : stop * ROWS]
+        return layout.dequantise(self.tiles[start:stop], own, dtype)
+
+    def restore(self, ops: Ops) -> Restore:
+        """What writes the rows of tiles as numbers; past the last row, zeros."""
+
+        def write(start: int, stop: int, weight: Tensor) -> None:
+            own = self.exponent[start * ROWS : stop * ROWS]
+            ops.table4_restore(self.tiles[start:stop], own, weight[: len(own)])
+            weight[len(own) :].zero_()
+
+        return write
+
+    def after(self, index: int) -> "Table4":
+        """The stacked matrices from number `index` on, as one: a view."""
+        first = sum(self.splits[:index])
+        if first % ROWS:
+            raise ValueError(
+                f"table4: matrices can be split at multiples of {ROWS} rows, got {first}; keep this"
+                " one in bf16"
+            )
+        rest = self.exponent[first:]
+        return replace(self, tiles=self.tiles[first // ROWS :], exponent=rest, splits=(len(rest),))
+
+    def first(self, n: int) -> "Table4":
+        """The first n rows as one matrix: a view where they fill whole tiles."""
+        if n % ROWS:
+            return self.take(torch.arange(n, device=self.device))
+        return replace(self, tiles=self.tiles[: n // ROWS], exponent=self.exponent[:n], splits=(n,))
+
+    def take(self, rows: Int64[Tensor, " taken"]) -> "Table4":
+        """Chosen rows in this order, as one matrix."""
+        own = self.exponent.index_select(0, rows)
+        return replace(self, tiles=take(self.tiles, rows), exponent=own, splits=(len(rows),))
 
     def step(self, x: Float[Tensor, "rows in"], ops: Ops) -> Float[Tensor, "rows out"]:
-        """A few rows: the restored matrix through the operator `matmul`; no kernel reads codes."""
-        return ops.matmul(x, self.weight(x.dtype), list(self.splits))
+        """A few rows through the operator `table4_matmul`."""
+        return ops.table4_matmul(x, self.tiles, self.exponent, list(self.splits))
+
+    def project(self, y: Operand, ops: Ops) -> Float[Tensor, "rows out"]:
+        """A few rows as their producer left them."""
+        return self.step(y.whole(ops), ops)
+
+    def project_beside(
+        self, y: Operand, beside: Dense, ops: Ops
+    ) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "rows beside"]]:
+        """This matrix and a small dense one that reads the same rows."""
+        x = y.whole(ops)
+        return self.step(x, ops), beside.step(x, ops)
+
+    def gate_up(self, y: Operand, ops: Ops) -> Operand:
+        """silu(gate) * up of the stacked [gate | up]."""
+        return Operand(x=ops.silu_mul(self.project(y, ops)))
+
+    def add_norm(
+        self,
+        y: Operand,
+        residual: Float[Tensor, "rows out"],
+        gain: Float[Tensor, " out"],
+        eps: float,
+        ops: Ops,
+    ) -> tuple[Float[Tensor, "rows out"], Operand]:
+        """s = residual + W y, and the norm of s with gain 1 + gain."""
+        s, normed = ops.add_rms_norm(residual, self.project(y, ops), gain, eps)
+        return s, Operand(x=normed)
 
 
 def pack(
-    codes: Float[Tensor, "out in"],
-    exponent: Float[Tensor, "out groups"],
-    which: Float[Tensor, "out groups"],
-    row: BFloat16[Tensor, " out"],
-    octaves: Float32[Tensor, ""],
+    codes: UInt8[Tensor, "out in"],
+    groups: UInt8[Tensor, "out groups"],
+    exponent: Int8[Tensor, " out"],
     splits: Sequence[int],
 ) -> Table4:
-    """Codes and exponents 0..15 and table numbers 0..3, of any dtype."""
-    if codes.shape[1] % UNIT:
-        raise ValueError(
-            f"table4: the input width must be a multiple of {UNIT}, got {codes.shape[1]}"
-        )
-    pairs = codes.to(torch.uint8).unflatten(1, (-1, 2))
-    return Table4(
-        codes=pairs[..., 0] | pairs[..., 1] << 4,
-        groups=pack_groups(exponent, which),
-        row=row,
-        octaves=octaves,
-        splits=tuple(splits),
-    )
+    """Raises ValueError for an input width that is no multiple of 128 and for codes past 15."""
+    if sum(splits) != codes.shape[0]:
+        raise ValueError(f"table4: splits {list(splits)} do not add up to {codes.shape[0]} rows")
+    return Table4(tiles=layout.pack(codes, groups), exponent=exponent, splits=tuple(splits))
 
 
-def pack_groups(exponent: Tensor, which: Tensor) -> UInt8[Tensor, "out packed"]:
-    """Four groups' six bits, exponent above table, in three bytes, the first group lowest."""
-    six = (exponent.to(torch.int32) * TABLES + which.to(torch.int32)).unflatten(1, (-1, 4))
-    word = (six << torch.arange(0, 24, 6, dtype=torch.int32, device=six.device)).sum(
-        -1, dtype=torch.int32
-    )
-    shift = torch.arange(0, 24, 8, dtype=torch.int32, device=six.device)
-    return ((word[..., None] >> shift) & 255).to(torch.uint8).flatten(1)
+def unpack(
+    x: Table4,
+) -> tuple[UInt8[Tensor, "out in"], UInt8[Tensor, "out groups"], Int8[Tensor, " out"]]:
+    """Codes, group bytes and exponents as `pack` took them."""
+    return *layout.unpack(x.tiles, x.shape[0]), x.exponent
 
 
-def unpack_groups(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """exponent [out, groups] and table number [out, groups], int64."""
-    triples = packed.to(torch.int32).unflatten(1, (-1, 3))
-    shift = torch.arange(0, 24, 8, dtype=torch.int32, device=packed.device)
-    word = (triples << shift).sum(-1, dtype=torch.int32)
-    six = (word[..., None] >> torch.arange(0, 24, 6, dtype=torch.int32, device=word.device)) & 63
-    six = six.flatten(1).long()
-    return six // TABLES, six % TABLES
+def table4(splits: Sequence[int], d_in: int, generator: torch.Generator) -> Table4:
+    """Random weights of standard deviation d_in ** -0.5, made as codes on the generator's device:
+    nothing wider is ever held.
+    """
+    tiles, exponent = layout.random(sum(splits), d_in, generator)
+    return Table4(tiles=tiles, exponent=exponent, splits=tuple(splits))
