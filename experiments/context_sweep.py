@@ -2,7 +2,8 @@
 
 Caches hold random keys and values that went through their format's own rounding. What a draft
 accepts depends on a text, which a random model has not: the speed of a drafting strategy is given
-for `tokens_per_step` tokens a step, and the record says that acceptance is simulated.
+for `tokens_per_step` tokens a step, and the record says that acceptance is simulated. `memory`
+gives what each strategy's steps take at most, its caches long enough for the last context.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from experiments.ceilings import ceilings, wall_gb_per_s
+from experiments.memory import cache_bytes, held, peaks, release
 from experiments.repeat import put, state_at
 from experiments.stepping import step_ms, warnings
 from experiments.strategies import strategies
@@ -19,7 +21,6 @@ from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
 from tr.report.progress import track
 from tr.report.record import Outcome
-from tr.roofline import plan
 
 
 @dataclass
@@ -42,30 +43,46 @@ def run(config: Config) -> Outcome:
             " params.clip=true"
         )
     figures: dict[str, Any] = {"assumed_tokens_per_step": o.tokens_per_step, "strategies": {}}
+    memory: dict[str, dict[str, float]] = {}
     said: tuple[str, ...] = ()
     limits: dict[str, Any] = {}
     for kv in o.kv:
         chosen = replace(config, kv=replace(config.kv, format=kv))
+        before = held()
         made = assemble(chosen, max(contexts) + MAX_ROWS)
+        weights = held() - before
         limits = limits or ceilings(made.model.params.norm.device)
-        figures["strategies"] |= sweep(chosen, o, made, contexts, limits)
+        figures["strategies"] |= sweep(chosen, o, made, contexts, limits, weights, memory)
         said += made.warnings + warnings(chosen, made.model.params.norm.device)
+        release(made.model)
         del made  # before the next one is made
+    if any(memory.values()):
+        figures["memory"] = memory
     simulated = any(name != "raw" for name in o.strategies)
     return Outcome(figures, None, simulated, tuple(dict.fromkeys(said)), limits)
 
 
 @torch.inference_mode()
 def sweep(
-    config: Config, o: Options, made: Assembly, contexts: list[int], limits: dict[str, Any]
+    config: Config,
+    o: Options,
+    made: Assembly,
+    contexts: list[int],
+    limits: dict[str, Any],
+    weights: int,
+    memory: dict[str, dict[str, float]],
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Every strategy at every context, with one cache format."""
+    """Every strategy at every context, with one cache format; their peaks go into `memory`."""
     sampling, kv = sampling_of(config), config.kv.format
     wall = wall_gb_per_s(limits, config.device.read_gb_per_s)
-    shape, capacity = config.model.spec(), max(contexts) + MAX_ROWS
+    capacity = max(contexts) + MAX_ROWS
     found: dict[str, dict[str, dict[str, float]]] = {}
     raw: dict[int, float] = {}
-    for name, strategy in strategies(["raw", *o.strategies], config, made).items():
+    before = held()
+    made_of = strategies(["raw", *o.strategies], config, made)
+    drafts = held() - before
+    for name, strategy in made_of.items():
+        release(made.model)
         draft, values = strategy.made, {}
         if strategy.oracle is not None:
             raise ValueError(f"params.strategies: {name} needs a recorded text; leave it out")
@@ -79,11 +96,12 @@ def sweep(
             kept = 1.0 if name == "raw" else o.tokens_per_step
             values[str(context)] = {"step_ms": ms, "tokens_per_s": kept * 1e3 / ms}
             if name == "raw":
-                moved = plan(shape, config.quant.format, kv, context).moved
+                moved = made.moved(kv, context)
                 values[str(context)]["wall_fraction"] = moved / (ms * 1e-3) / (wall * 1e9)
             else:
                 values[str(context)]["ratio"] = ms / raw[context]
         if name in o.strategies:
             found[f"{name}, {kv}"] = values
+            memory[f"{name}, {kv}"] = peaks(weights, drafts, cache_bytes(state))
         del state
     return found

@@ -12,7 +12,6 @@ from experiments.trace import launches
 from tr.assemble import assemble, sampling_of
 from tr.config import Config
 from tr.report.record import Outcome
-from tr.roofline import plan
 
 
 @dataclass
@@ -43,7 +42,7 @@ def run(config: Config) -> Outcome:
         for place in (state.feed.pos, state.target.pos):
             place.fill_(context)
         ms, state = step_ms(made.model, state, sampling, 1, o.rounds)
-        moved = plan(shape, config.quant.format, config.kv.format, context).moved
+        moved = made.moved(config.kv.format, context)
         figures["contexts"][str(context)] = {
             "step_ms": ms,
             "tokens_per_s": 1e3 / ms,

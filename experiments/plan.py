@@ -1,14 +1,17 @@
 """Bytes by item, the floor of a step, and the largest context, for cards and formats; no GPU.
 
-Held is what a run with the configured draft allocates, scratch included; moved is a raw step's.
+Held is what a run with the configured draft allocates on a card, a prompt's scratch included; moved
+is a raw step's.
 """
 
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+import torch
+
 from tr.assemble import random_dflash2
-from tr.budget import budget, draft_bytes
+from tr.budget import budget
 from tr.config import Config, Dflash2Draft, Kv, Quant
 from tr.nn.formats.kv.cache import FORMATS
 from tr.report.record import Outcome
@@ -40,10 +43,9 @@ def run(config: Config) -> Outcome:
     figures: dict[str, Any] = {"bytes_held_gb": {}, "bytes_per_step_gb": {}, "floors": {}}
     for weights, kv in product(o.weights, o.kv):
         chosen = replace(config, quant=Quant(format=weights), kv=Kv(format=kv))
-        drafting = draft_bytes(net, weights) if net else 0.0
 
-        def held(tokens: int, chosen: Config = chosen, drafting: float = drafting) -> Plan:
-            return budget(chosen, shape, tokens, drafting, element=2.0)
+        def held(tokens: int, chosen: Config = chosen) -> Plan:
+            return budget(chosen, shape, tokens, net, element=2.0, device=torch.device("cuda"))
 
         name = f"{weights}, {kv} cache"
         whole = held(shape.max_positions)

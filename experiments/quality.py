@@ -7,25 +7,25 @@ activations and another chunking change. Calibration shares nothing with what is
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.calibration import batch, digest, evaluation
+from experiments.quantize import CONVERT, dtype_on, fingerprint, learn, quantise, texts
 from experiments.quantize import Options as Making
-from experiments.quantize import dtype_on, learn, quantise, texts
 from tr.assemble import read_found
 from tr.checkpoint.load import Target, load_target
 from tr.checkpoint.tokenizer import load_tokenizer
 from tr.config import Config
 from tr.model import text
-from tr.quant import recipe as int4_recipe
-from tr.quant import table as table_recipe
 from tr.quant.numbers import bits_per_weight, numbers
 from tr.quant.recipe import Recipe
 from tr.quant.sequential import Plan
+from tr.quant.shelf import Files
 from tr.report.progress import track
 from tr.report.record import Outcome
 from tr.tree import unchecked
@@ -55,6 +55,8 @@ CANDIDATES = {
 
 @dataclass
 class Options(Making):
+    """`output`: a folder for the parts of candidates, from which an interrupted run goes on."""
+
     candidates: list[str] = field(default_factory=lambda: list(CANDIDATES))
     judged_tokens: int = 4096  # of each kind
     window: int = 512  # tokens of a judged sequence at most
@@ -117,7 +119,7 @@ def make(
         start = before.get("refined") or make("refined", loaded, ids, o, before, seconds)
         tokens = batch(ids, loaded.params.embed.device)
         return learn(loaded.params, start, tokens, chosen, o, seconds)
-    convert = table_recipe.convert if CANDIDATES[name].table else int4_recipe.convert
+    convert = CONVERT["table4" if CANDIDATES[name].table else "int4_g128"]
     plan = Plan(
         lambda dense, moments: convert(dense, moments, chosen),
         chosen.calibrated,
@@ -127,7 +129,12 @@ def make(
         o.batch,
         with_mtp=False,
     )
-    return quantise(loaded, ids, chosen, plan, seconds)[0]
+    shelf = None
+    if o.output:
+        decided = {"candidate": name, "calibration": digest(ids), "model": fingerprint(loaded)}
+        decided |= {**asdict(chosen), "activations": str(plan.dtype)}
+        shelf = Files(Path(o.output).expanduser() / name, decided)
+    return quantise(loaded, ids, chosen, plan, seconds, shelf)[0]
 
 
 class Laws:

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 
 from experiments import calibration
 from experiments.calibration import Ids, apart, batch, digest
+from kernels.int4_matmul.layout import GROUP
 from tr.assemble import load_dflash2, read_dflash2, read_found
 from tr.checkpoint.load import Target, load_target
 from tr.checkpoint.names import dflash2_table
@@ -26,16 +27,19 @@ from tr.config import Config, Quant
 from tr.model import layer, mtp, text
 from tr.nn.formats.dense import dense
 from tr.quant import folder as files
+from tr.quant import recipe, table
 from tr.quant.hessian import Moments, matrices, observe, replace_matrices
 from tr.quant.numbers import bits_per_weight, numbers
-from tr.quant.recipe import Recipe, convert
+from tr.quant.recipe import Recipe
 from tr.quant.sequential import Plan, assembled, sequential
 from tr.quant.shelf import Files
 from tr.quant.tune import Settings, tune
 from tr.report.progress import progress
 from tr.report.record import Outcome
+from tr.roofline import head_matrices, matrix_bytes
 from tr.tree import tensors
 
+CONVERT = {"int4_g128": recipe.convert, "table4": table.convert}  # a matrix, by quant.format
 STAGES = 4  # of a layer: into the mixer, out of it, into the MLP, out of it
 HEAD_ROWS = 16384  # of the head that are timed
 PROBED = 1024  # numbers of a tensor that tell one model from another
@@ -70,19 +74,26 @@ def run(config: Config) -> Outcome:
         return Outcome(probe(config, o))
     if not o.output:
         raise ValueError("quantize: give params.output=FOLDER, where the checkpoint goes")
-    if config.quant.format != "int4_g128":
-        raise ValueError(f"quantize: quant={config.quant.format} has no codes; use quant=int4_g128")
+    if config.quant.format not in CONVERT:
+        raise ValueError(
+            f"quantize: quant={config.quant.format} has no codes; use quant={' or '.join(CONVERT)}"
+        )
     place = Path(o.output).expanduser()
     if place.exists() and not o.overwrite:
         raise FileExistsError(f"{place} exists; choose another params.output or overwrite it")
     source = read_found(config)[0]
     device = config.device.resolve()
     loaded, tokenizer = load_target(source, device), load_tokenizer(source)
-    made = Recipe(**{k: getattr(config.quant, k) for k in ("method", "search", "damp", "ordered")})
+    made = recipe_of(config.quant)
     ids = texts(loaded.params, tokenizer, o) if made.calibrated else []
     note = describe(config.quant, o, ids)
     plan, seconds = plan_of(config, o, made), {}
-    decided = {**note, "model": fingerprint(loaded), "activations": str(plan.dtype)}
+    decided = {
+        **note,
+        "format": config.quant.format,
+        "model": fingerprint(loaded),
+        "activations": str(plan.dtype),
+    }
     shelf = Files(place.with_name(f".{place.name}.parts"), decided)
     params, head = quantise(loaded, ids, made, plan, seconds, shelf)
     if made.method == "tuned":
@@ -104,9 +115,13 @@ def run(config: Config) -> Outcome:
     return Outcome(figures, warnings=loaded.warnings)
 
 
+def recipe_of(quant: Quant) -> Recipe:
+    return Recipe(**{f.name: getattr(quant, f.name) for f in fields(Recipe)})
+
+
 def describe(quant: Quant, o: Text, ids: Ids) -> dict[str, Any]:
     """What decides the codes, for the checkpoint's own record."""
-    own = {k: getattr(quant, k) for k in ("method", "search", "damp", "ordered", "head", "mtp")}
+    own = {**asdict(recipe_of(quant)), "head": quant.head, "mtp": quant.mtp}
     text = {"sequences": len(ids), "tokens": sum(map(len, ids)), "sha256": digest(ids)}
     return {**own, "calibration": {**text, "seed": o.seed}}
 
@@ -127,6 +142,7 @@ def texts(params: text.Params, tokenizer: Tokenizer, o: Text, judged: Ids | None
 
 
 def plan_of(config: Config, o: Options, made: Recipe) -> Plan:
+    convert = CONVERT[config.quant.format]
     return Plan(
         lambda dense, moments: convert(dense, moments, made),
         made.calibrated,
@@ -197,8 +213,8 @@ def save_draft(config: Config, source: Path, place: Path, loaded: Target) -> Non
     if config.quant.draft == "bf16":
         shutil.copytree(draft, place / "draft")
         return
-    made = Recipe(config.quant.draft)
-    params = load_dflash2(draft, loaded.params)
+    made = Recipe(config.quant.draft, zero_point=config.quant.zero_point)
+    params, convert = load_dflash2(draft, loaded.params), CONVERT[config.quant.format]
     params = replace_matrices(params, lambda name, dense: convert(dense, None, made))
     shape = read_dflash2(draft)
     raw: Mapping[str, Any] = json.loads((draft / "config.json").read_text())
@@ -212,7 +228,7 @@ def probe(config: Config, o: Options) -> dict[str, Any]:
     model would take by them: an extrapolation. Head rows are timed on a slice.
     """
     shape, device = config.model.spec(), config.device.resolve()
-    made = Recipe(config.quant.method, config.quant.search, config.quant.damp, config.quant.ordered)
+    made = recipe_of(config.quant)
     plan = plan_of(config, o, made)
     count = o.layers or shape.layers
     generator = torch.Generator(device).manual_seed(o.seed)
@@ -221,6 +237,8 @@ def probe(config: Config, o: Options) -> dict[str, Any]:
     size = (min(o.batch, sequences), o.tokens, shape.d_model)
     batches = -(-sequences // size[0])
     rope = text.tables(shape, plan.dtype, str(device))
+    eye = torch.eye(GROUP, device=device)
+    plan.convert(dense((GROUP,), GROUP, generator, dtype), Moments(eye, 0 * eye, 1))  # warm
     figures: dict[str, Any] = {"kinds": {}}
     total = 0.0
     for kind in dict.fromkeys(shape.layer_types):
@@ -234,10 +252,13 @@ def probe(config: Config, o: Options) -> dict[str, Any]:
     rows = min(shape.vocab, HEAD_ROWS)
     head = dense((rows,), shape.d_model, generator, dtype)
     moments = Moments(torch.eye(shape.d_model, device=device), None, 1)
-    head_s = timed(lambda: convert(head, moments, made), device)[1] * shape.vocab / rows
+    head_s = timed(lambda: plan.convert(head, moments), device)[1] * shape.vocab / rows
     tokens = sequences * o.tokens
+    large = {**shape.matrices, **head_matrices(shape)}
     figures["estimate"] = {
         "extrapolated": True,
+        "bytes_bf16": sum(matrix_bytes(n, own, "bf16") for n, own in large.items()),
+        "bytes_coded": sum(matrix_bytes(n, own, config.quant.format) for n, own in large.items()),
         "layers": count,
         "calibration_tokens": tokens,
         "passes_per_layer": passes(made),
@@ -267,7 +288,10 @@ def time_layer(
     made: Recipe,
     device: torch.device,
 ) -> dict[str, float]:
-    """Seconds of gathering moments, of each matrix, and of the pass through the result."""
+    """Seconds of gathering moments, of each matrix, and of the pass through the result.
+
+    A layer that is quantised in stages is run once more for each; every input is gathered once.
+    """
 
     def forward(p: layer.Params, x: torch.Tensor) -> torch.Tensor:
         return layer.sequence(p, layer.init_past(p, len(x)), x, rope, "chunk")[0]
@@ -278,12 +302,13 @@ def time_layer(
     (moments, _), observe_s = timed(
         lambda: observe(whole, whole, matrices(own), forward, x, right), device
     )
-    found = {"observe_s": observe_s * (STAGES if made.refined else 1)}
+    forward_s = timed(lambda: [forward(whole, part) for part in x], device)[1]
+    again = (STAGES - 1) * (1 + made.asymmetric) if made.refined else 0
+    found = {"observe_s": observe_s + again * forward_s}
     for name, matrix in matrices(own).items():
-        convert_s = timed(lambda m=matrix, n=name: convert(m, moments[n], made), device)[1]
+        convert_s = timed(lambda m=matrix, n=name: plan.convert(m, moments[n]), device)[1]
         found[f"{name.rpartition('.')[2]}_s"] = convert_s
-    found["forward_s"] = timed(lambda: [forward(whole, part) for part in x], device)[1]
-    return found
+    return {**found, "forward_s": forward_s}
 
 
 def timed(fn: Callable[[], Any], device: torch.device) -> tuple[Any, float]:

@@ -32,7 +32,6 @@ from tr.drafts.mtp import Mtp
 from tr.jit import GRAPHS
 from tr.model.sampling import Sampling
 from tr.report.record import Outcome
-from tr.roofline import plan
 
 DRAFT = "draft."  # before the names of a strategy's operators
 STEP = "step"  # the scope around a whole step on a CPU
@@ -76,7 +75,7 @@ class Place:
 
 @torch.inference_mode()
 def run(config: Config) -> Outcome:
-    o, shape = config.options(Options), config.model.spec()
+    o = config.options(Options)
     capacity = o.context + max(o.rows)
     made = assemble(config, capacity)
     device, sampling = made.model.params.norm.device, sampling_of(config)
@@ -99,7 +98,7 @@ def run(config: Config) -> Outcome:
         place.by(_eager(made, ops=counted(made.ops, moved)), counting)()
         step_us, parts = profiled(place, made, o, device)
         busy = sum(parts.us.values())
-        total = plan(shape, config.quant.format, config.kv.format, o.context, rows).moved
+        total = made.moved(config.kv.format, o.context, rows)
         figures["rows"][str(rows)] = {
             "launches": sum(parts.launches.values()),
             "step_us": step_us,

@@ -90,7 +90,7 @@ def test_the_largest_context_fits_and_one_token_more_does_not(shape):
 
 
 def test_formats_are_refused_by_name(shape):
-    with pytest.raises(ValueError, match="quant: expected bf16 or int4_g128, got 'int3'"):
+    with pytest.raises(ValueError, match="quant: expected bf16 or int4_g128 or table4, got 'int3'"):
         plan(shape, "int3")
     with pytest.raises(ValueError, match="kv: expected bf16 or fp8"):
         plan(shape, kv="int2")

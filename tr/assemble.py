@@ -1,7 +1,8 @@
 """From a config to things that decode: the one place where groups become objects."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,17 +19,20 @@ from tr.checkpoint import survey
 from tr.checkpoint.hub import resolve
 from tr.checkpoint.imports.declared import read_scheme
 from tr.checkpoint.imports.gguf import is_gguf
+from tr.checkpoint.imports.report import Held, sentences
 from tr.checkpoint.load import (
     Arrive,
     Found,
+    Loading,
     load_into,
     load_target,
+    open_into,
     open_target,
     read_shape,
     skeleton,
 )
 from tr.checkpoint.metadata import read_json, stored_dtype
-from tr.checkpoint.names import dflash2_table
+from tr.checkpoint.names import Table, dflash2_table
 from tr.checkpoint.survey import Size
 from tr.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from tr.config import (
@@ -69,33 +73,57 @@ from tr.nn.formats.dense import Dense, dense
 from tr.nn.formats.int4 import Int4
 from tr.nn.formats.many import Many
 from tr.nn.formats.matrix import Make, Matrix
+from tr.nn.formats.table4 import Table4
 from tr.nn.rope import rope
 from tr.operators import operators
-from tr.quant import rtn
+from tr.quant import rtn, table
+from tr.roofline import plan
+from tr.tree import tensors
 
 T = TypeVar("T")
-INT4 = Quant(format="int4_g128")
+INT4, TABLE4 = Quant(format="int4_g128"), Quant(format="table4")
+AT_LOAD = {"int4_g128": rtn, "table4": table}  # what makes codes by weights alone
 EMBEDDED = Path(__file__).parent / "assets" / "tiny"
 
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """A target and what else its checkpoint brought; `warnings` go to the record."""
+    """A target and what else its checkpoint brought; `warnings` go to the record.
+
+    `loaded`: those of the target; `drafted`: those of drafts, which `draft` adds.
+    """
 
     model: Model
     mtp: mtp.Params | None
     eos: tuple[int, ...]
     ops: Ops
     shape: ModelConfig
-    warnings: tuple[str, ...] = ()
+    loaded: tuple[str, ...] = ()
     folder: Path | None = None  # None: random weights
     text: Tokenizer | None = None
+    drafted: list[str] = field(default_factory=list)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.loaded + tuple(dict.fromkeys(self.drafted))
 
     @property
     def tokenizer(self) -> Tokenizer:
         if self.text is None:
             raise ValueError("weights=random has no tokenizer; use weights=embedded or checkpoint")
         return self.text
+
+    def moved(self, kv: str, context: int, rows: int = 1) -> float:
+        """Bytes that a step of `rows` rows must move, its large matrices as they are held."""
+        held: Counter[str] = Counter()
+        params = self.model.params
+        whole = dataclasses.replace(params, lm_head=params.head)
+        for key, tensor in tensors(whole).items():
+            matrix = key.rpartition(".")[0]  # what follows is a part of its format
+            if name := survey.item(f"text.{matrix}", self.shape):
+                held[name] += tensor.nbytes
+        items = plan(self.shape, kv=kv, context=context, rows=rows).items
+        return sum(held.get(item.name, item.moved) for item in items)
 
     def draft(self, config: Run) -> Draft:
         """The strategy of `config.draft`; raises ValueError where its weights are missing."""
@@ -169,12 +197,16 @@ class Assembly:
             generator = torch.Generator(norm.device).manual_seed(_seed(config.weights) + 1)
             shape = random_dflash2(chosen.random, self.shape)
             made = dflash2_net.init(shape, generator, norm.dtype, _make(config))
-            return rtn.quantise_all(made)[0] if _packed(config) else made
+            return AT_LOAD[config.quant.format].quantise_all(made)[0] if _packed(config) else made
         if not folder.is_dir():
             raise ValueError(
                 f"draft=dflash2: {self.folder} has no draft/ folder; give draft.path or draft.repo"
             )
-        return load_dflash2(folder, self.model.params, rtn.arrive if _packed(config) else None)
+        arrive = AT_LOAD[config.quant.format].arrive if _packed(config) else None
+        requantise = rtn.arrive if requantises(config) else None
+        made, report = import_dflash2(folder, self.model.params, arrive, requantise)
+        self.drafted.extend(f"draft: {said}" for said in sentences(report))
+        return made
 
 
 def assemble(config: Run, capacity: int | None = None) -> Assembly:
@@ -188,8 +220,10 @@ def assemble(config: Run, capacity: int | None = None) -> Assembly:
     shape = config.model.spec() if folder is None else read_shape(folder)
     tokens = min(capacity or config.kv.capacity_tokens, shape.max_positions)
     sizes = _sizes(config, folder)
-    coded = any(size.tiles for size in sizes.values())
-    as_held = dataclasses.replace(config, quant=INT4) if coded else config
+    as_held = config
+    for field_name, quant in (("tiles", INT4), ("tables", TABLE4)):
+        if any(getattr(size, field_name) for size in sizes.values()):
+            as_held = dataclasses.replace(config, quant=quant)
     ops, warnings = operators(as_held, shape, tokens, Target.of(device))
     chunk = config.prefill.tokens(device)
     wide = device.type == "cpu" and ops.matmul is select("tile").matmul
@@ -206,7 +240,7 @@ def assemble(config: Run, capacity: int | None = None) -> Assembly:
         return Assembly(model, head, (), ops, shape, warnings)
 
     def arrive(name: str, x: Dense) -> Matrix:
-        made = rtn.arrive(name, x) if _packed(config) else x
+        made = AT_LOAD[config.quant.format].arrive(name, x) if _packed(config) else x
         return resident(made) if wide else made
 
     requantise = rtn.arrive if requantises(config) else None
@@ -232,12 +266,13 @@ def _folder(source: Weights) -> Path | None:
 
 
 def _packed(config: Run) -> bool:
-    packed = config.quant.format == "int4_g128"
-    if packed and config.quant.method != "rtn":
-        raise ValueError(
-            f"quant.method={config.quant.method} makes a checkpoint: run +exp=quantize with it,"
-            " then weights=checkpoint weights.path=FOLDER"
-        )
+    packed = config.quant.format in AT_LOAD
+    for key, at_load in (("method", "rtn"), ("zero_point", "free")):
+        if packed and getattr(config.quant, key) != at_load:
+            raise ValueError(
+                f"quant.{key}={getattr(config.quant, key)} makes a checkpoint: run +exp=quantize"
+                " with it, then weights=checkpoint weights.path=FOLDER"
+            )
     return packed
 
 
@@ -245,7 +280,7 @@ def requantises(config: Run) -> bool:
     """Whether what a checkpoint stores quantised becomes int4 whatever it takes."""
     source = config.weights
     asked = isinstance(source, CheckpointWeights) and source.requantise == "int4_g128"
-    return asked or _packed(config)
+    return asked or (_packed(config) and config.quant.format == "int4_g128")
 
 
 def _dtype(folder: Path) -> torch.dtype | None:
@@ -261,7 +296,8 @@ def _sizes(config: Run, folder: Path | None) -> dict[str, Size]:
     if not is_gguf(folder) and not read_scheme(folder, read_json(folder / "config.json")).method:
         return {}
     found = read_found(config)[1]
-    return survey.sizes(found, requantises(config), _packed(config))
+    table = config.quant.format == "table4"
+    return survey.sizes(found, requantises(config), _packed(config), table)
 
 
 def read_found(config: Run) -> tuple[Path, Found]:
@@ -274,7 +310,7 @@ def read_found(config: Run) -> tuple[Path, Found]:
 
 def _make(config: Run) -> Make:
     """How random matrices are made."""
-    return rtn.random if _packed(config) else dense
+    return AT_LOAD[config.quant.format].random if _packed(config) else dense
 
 
 def _seed(source: Weights) -> int:
@@ -288,7 +324,7 @@ def hold(params: T, config: Run, wide: bool) -> T:
     already stays as it is.
     """
     if _packed(config):
-        params, _ = rtn.quantise_all(params)
+        params, _ = AT_LOAD[config.quant.format].quantise_all(params)
     params = cached(params, config.kv.format)
     params = read_as(params, Many(config.prefill.activations, config.prefill.scratch_mib << 20))
     return resident(params) if wide else params
@@ -306,12 +342,12 @@ def cached(params: T, kv: str) -> T:
 
 
 def read_as(params: T, many: Many) -> T:
-    """`params` whose int4 matrices multiply a prompt's tokens as `many` says."""
+    """`params` whose 4-bit matrices multiply a prompt's tokens as `many` says."""
 
     def convert(x: Any) -> Any:
-        return dataclasses.replace(x, many=many) if isinstance(x, Int4) else x
+        return dataclasses.replace(x, many=many) if isinstance(x, Int4 | Table4) else x
 
-    return pytree.tree_map(convert, params, is_leaf=lambda x: isinstance(x, Int4))
+    return pytree.tree_map(convert, params, is_leaf=lambda x: isinstance(x, Int4 | Table4))
 
 
 def resident(params: T) -> T:
@@ -329,6 +365,16 @@ def load_dflash2(
     folder: Path, target: text.Params, arrive: Arrive | None = None
 ) -> dflash2_net.Params:
     """A DFlash 2 draft for `target`, in the target's dtype and on its device; see `load_target`."""
+    return import_dflash2(folder, target, arrive)[0]
+
+
+def import_dflash2(
+    folder: Path,
+    target: text.Params,
+    arrive: Arrive | None = None,
+    requantise: Arrive | None = None,
+) -> tuple[dflash2_net.Params, tuple[Held, ...]]:
+    """`load_dflash2`, and what became of each tensor."""
     shape = read_dflash2(folder)
     vocab, d_model = target.embed.shape
     if (shape.vocab, shape.d_model) != (vocab, d_model):
@@ -348,10 +394,25 @@ def load_dflash2(
             " draft that was trained for this target"
         )
     dtype, device = target.norm.dtype, target.norm.device
+    empty, table = _empty_dflash2(shape, dtype, device), dflash2_table(shape.layers)
+    return load_into(folder, empty, table, device, arrive, requantise)
+
+
+def open_dflash2(folder: Path, dtype: torch.dtype) -> tuple[Loading, dflash2_net.Params, Table]:
+    """A draft's files, of which nothing is read yet, its shapes and its names."""
+    shape = read_dflash2(folder)
+    empty = _empty_dflash2(shape, dtype, torch.device("cpu"))
+    table = dflash2_table(shape.layers)
+    return open_into(folder, empty, table), empty, table
+
+
+def _empty_dflash2(
+    shape: dflash2_net.Config, dtype: torch.dtype, device: torch.device
+) -> dflash2_net.Params:
+    """Shapes alone, and the rotary tables, which no file has."""
     empty = skeleton(lambda generator: dflash2_net.init(shape, generator, dtype))
     table = rope(shape.max_positions, shape.d_head, shape.rope_theta, dtype, str(device))
-    empty = dataclasses.replace(empty, rope=table)
-    return load_into(folder, empty, dflash2_table(shape.layers), device, arrive)
+    return dataclasses.replace(empty, rope=table)
 
 
 def read_dflash2(folder: Path) -> dflash2_net.Config:

@@ -7,16 +7,32 @@ from pathlib import Path
 
 import torch
 
+from kernels.define import MAX_ROWS
+from kernels.int4_matmul.layout import GROUP
+from kernels.kvarn import RING
 from tr.checkpoint.load import skeleton
 from tr.config import MtpDraft, Run
+from tr.decode.porter import AHEAD
 from tr.drafts import dflash2, dflash2_net
 from tr.model.config import ModelConfig
 from tr.model.text import cache_rows
 from tr.nn.formats.kv.cache import bytes_per_token
-from tr.roofline import Item, Plan, matrix_bytes, mtp_items, plan, require, workspace
+from tr.nn.formats.many import Many
+from tr.roofline import (
+    Item,
+    Plan,
+    matrix_bytes,
+    mtp_items,
+    operators_workspace,
+    plan,
+    require,
+    workspace,
+)
 from tr.tree import tensors
 
 GRAPHS = 2.0**29  # compiled code and captured graphs of a few row counts, on CUDA
+WRITTEN = RING + 3 * MAX_ROWS  # rows of a cache around a text's end that a step may write
+COPIED = ("recurrent state", "records of rows", "key-value cache", "exact rows beside it")
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -24,14 +40,16 @@ def budget(
     config: Run,
     shape: ModelConfig,
     capacity: int,
-    draft: float,
+    draft: dflash2_net.Config | None,
     element: float,
     known: Mapping[str, float] | None = None,
+    device: torch.device | None = None,
 ) -> Plan:
-    """What a run of `config` holds with caches for `capacity` tokens, buffers included.
+    """What a run of `config` holds at most with caches for `capacity` tokens.
 
-    `draft`: bytes of a block draft. `element`: of an unquantised matrix's weight as it is held.
-    `known`: bytes of items that are not what `config` alone would make them.
+    `draft`: a block draft's shape. `element`: bytes of an unquantised matrix's weight as it is
+    held. `known`: bytes of items that are not what `config` alone would make them. `device`: where
+    it runs, if not where `config` says.
     """
     quant, kv, rows = config.quant.format, config.kv.format, cache_rows(capacity)
     items = plan(shape, quant, kv, capacity=rows, element=element).items
@@ -41,10 +59,18 @@ def budget(
     widest = max(held, key=lambda kv: bytes_per_token(kv, shape.kv_heads, shape.d_head))
     items += mtp_items(shape, quant, widest, chained, element)
     items += (Item("draft head", head_bytes(config, shape, element)),)
-    device = config.device.resolve()
+    device = device or config.device.resolve()
     chunk = min(config.prefill.tokens(device), capacity)
-    scratch = config.prefill.scratch_mib << 20 if device.type == "cuda" else None
-    items += Item("DFlash2 draft", draft), workspace(shape, quant, capacity, chunk, scratch)
+    cuda, taps = device.type == "cuda", 0.0
+    if draft is not None:
+        items += (Item("DFlash2 draft", draft_bytes(draft, quant, cuda)),)
+        taps = 2.0 * min(chunk, draft.window) * len(draft.taps) * draft.d_model
+    if cuda:
+        many = Many(config.prefill.activations, config.prefill.scratch_mib << 20)
+        items += (aside(shape, kv, rows, draft),)
+        items += (operators_workspace(shape, quant, capacity, chunk, many, taps),)
+    else:
+        items += (workspace(shape, quant, capacity, chunk),)
     known = known or {}
     return Plan(tuple(replace(item, held=known.get(item.name, item.held)) for item in items))
 
@@ -57,10 +83,29 @@ def head_bytes(config: Run, shape: ModelConfig, element: float) -> float:
     return matrix_bytes("draft head", (1, rows, shape.d_model), config.quant.format, size)
 
 
-def draft_bytes(c: dflash2_net.Config, quant: str) -> float:
-    """Weights, rotary tables and ring of a draft, whatever `quant` leaves alone in bfloat16."""
+def aside(shape: ModelConfig, kv: str, rows: int, draft: dflash2_net.Config | None) -> Item:
+    """Copies of a state on the device, in which snapshots wait; a capture makes one for a while,
+    with a few rows of the caches.
+    """
+    items = {item.name: item.held for item in plan(shape, kv=kv, capacity=WRITTEN).items}
+    held = sum(items[name] for name in COPIED) + 8.0 * rows  # the text
+    return Item("copies of the state", AHEAD * (held + (ring_bytes(draft) if draft else 0.0)))
+
+
+def ring_bytes(c: dflash2_net.Config) -> float:
+    return 2.0 * 2 * c.layers * c.kv_heads * dflash2.ring_rows(c, c.window) * c.d_head
+
+
+def draft_bytes(c: dflash2_net.Config, quant: str, fused: bool = False) -> float:
+    """Weights, rotary tables and ring of a draft, whatever `quant` leaves alone in bfloat16.
+
+    `fused`: run through operators, with a copy of every layer's keys' and values' rows.
+    """
     made = skeleton(lambda generator: dflash2_net.init(c, generator, torch.bfloat16))
-    held = 2.0 * 2 * c.layers * c.kv_heads * dflash2.ring_rows(c, c.window) * c.d_head
+    held = ring_bytes(c)
+    if fused and c.d_model % GROUP == 0:
+        stacked = 1, c.layers * 2 * c.kv_heads * c.d_head, c.d_model
+        held += matrix_bytes("draft keys and values", stacked, quant)
     for name, tensor in tensors(made).items():
         if name.endswith(".weight"):
             held += matrix_bytes(f"draft {name}", (1, *tensor.shape), quant)
@@ -78,12 +123,10 @@ def check(
     known: Mapping[str, float] | None = None,
 ) -> Plan:
     """The budget, or ValueError with its table and the largest capacity that would fit."""
-    device, drafting = config.device.resolve(), 0.0
-    if draft is not None:
-        drafting = draft_bytes(draft, config.quant.format)
+    device = config.device.resolve()
     free = free_bytes(device, config.device.memory_gib)
     return require(
-        lambda tokens: budget(config, shape, tokens, drafting, element, known),
+        lambda tokens: budget(config, shape, tokens, draft, element, known),
         min(capacity, shape.max_positions),
         shape.max_positions,
         free - GRAPHS if device.type == "cuda" else free,

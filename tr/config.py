@@ -26,6 +26,7 @@ PLANNED = {  # names that a later stage builds: refused as such, not as typing e
     "draft": (),
     "jit": ("tensorrt",),
 }
+QUANT_FORMATS = ("bf16", "int4_g128", "table4")
 QUANT_METHODS = ("rtn", "mse", "gptq", "gptaq", "refined", "tuned")
 KV_FORMATS = ("bf16", "fp8", "int8", "int4", "kvarn", "kvarn_v4")
 DEPTH = 64  # layers of the target that draft.random.taps are stated for
@@ -156,9 +157,10 @@ class Quant:
     toward the unquantised model's outputs; refined: then codes and scales fitted to each other;
     tuned: then scales, minimums and norms by the KL divergence of the whole model.
     `search`: of gptq's ranges: none, plain, hessian (weighted by what an error costs). `damp`: of
-    the Hessian, in mean diagonals. `ordered`: inputs of most power first, groups whole. The
-    embedding stays in bf16; `head` and `mtp` go by the method (same) or stay too (bf16); a `draft`
-    goes by rtn or mse or stays.
+    the Hessian, in mean diagonals. `ordered`: inputs of most power first, groups whole.
+    `zero_point`: integer makes minimums integer multiples of scales, as +exp=export
+    params.to=compressed_tensors needs them. The embedding stays in bf16; `head` and `mtp` go by the
+    method (same) or stay too (bf16); a `draft` goes by rtn or mse or stays.
     """
 
     format: str = MISSING
@@ -166,14 +168,26 @@ class Quant:
     search: str = "hessian"
     damp: float = 0.01
     ordered: bool = True
+    zero_point: str = "free"
     head: str = "same"
     mtp: str = "same"
     draft: str = "bf16"
 
     def __post_init__(self) -> None:
-        check_choice("quant.format", self.format, ("bf16", "int4_g128"), PLANNED["quant"])
+        check_choice("quant.format", self.format, QUANT_FORMATS, PLANNED["quant"])
         check_choice("quant.method", self.method, QUANT_METHODS)
         check_choice("quant.search", self.search, ("none", "plain", "hessian"))
+        check_choice("quant.zero_point", self.zero_point, ("free", "integer"))
+        if self.zero_point == "integer" and self.method == "tuned":
+            raise ValueError(
+                "quant.zero_point=integer: method=tuned moves scales and minimums freely; use"
+                " quant.method=refined"
+            )
+        if self.format == "table4" and (self.zero_point, self.method == "tuned") != ("free", False):
+            raise ValueError(
+                "quant=table4: zero_point=integer and method=tuned are for int4; use"
+                " quant.zero_point=free and quant.method=refined"
+            )
         check_choice("quant.head", self.head, ("same", "bf16"))
         check_choice("quant.mtp", self.mtp, ("same", "bf16"))
         check_choice("quant.draft", self.draft, ("bf16", "rtn", "mse"))
@@ -202,7 +216,7 @@ class Kv:
 class Prefill:
     """How prompts are read, `chunk_tokens` at a time; 0: 512 on a CPU, 4096 on a GPU.
 
-    int4 weights meet many tokens as bf16 numbers, of which at most `scratch_mib` are restored at
+    4-bit weights meet many tokens as bf16 numbers, of which at most `scratch_mib` are restored at
     once, or as 8-bit ones, where `activations` are.
     """
 
@@ -236,6 +250,8 @@ class Kernel:
     int4_add_norm: str = ""
     int4_gate_up: str = ""
     int4_restore: str = ""
+    table4_matmul: str = ""
+    table4_restore: str = ""
     quantise_rows: str = ""
     rms_norm: str = ""
     rms_norm_plain: str = ""
@@ -702,6 +718,48 @@ class Generate(Run):
     stop: list[str] = field(default_factory=list)  # strings that end the answer, and are not shown
 
 
+@dataclass
+class Serve(Run):
+    """OpenAI's and Anthropic's protocols on one port.
+
+    `sampling` is for answers without a thought, `thinking_sampling` for those that begin with one,
+    where a request does not say; `max_new_tokens` as well.
+    """
+
+    thinking_sampling: Sampling = MISSING
+    host: str = MISSING
+    port: int = MISSING  # 0: any free one
+    api_key: str = ""  # or the environment variable TR_API_KEY
+    hosts: list[str] = field(default_factory=list)  # Host headers beside this machine's names
+    origins: list[str] = field(default_factory=list)  # web pages that may ask; "*": all
+    name: str = ""  # of the model; empty: after its weights
+    aliases: list[str] = field(default_factory=list)
+    strict_model: bool = False  # refuse other names than these
+    thinking: bool = True  # of OpenAI requests that say nothing
+    effort: str = "medium"
+    efforts: dict[str, str] = field(default_factory=dict)  # clients' words -> the template's, more
+    waiting: int = MISSING  # requests in the queue
+    sessions_gib: float = MISSING  # host memory for conversations
+    least_room: int = MISSING  # tokens an answer must have room for
+    body_mib: float = MISSING
+    body_seconds: float = MISSING  # for a body to arrive
+    reader_seconds: float = MISSING  # for a client to read what was sent
+    request_seconds: float = MISSING  # for a whole request, its wait included
+    keep_alive_seconds: float = MISSING
+    shutdown_seconds: float = MISSING  # for running requests to end
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("port", self.port, 0, 65535)
+        check_range("waiting", self.waiting, 1, 4096)
+        check_choice("log_level", self.log_level, ("debug", "info", "warning", "error"))
+        names = ("sessions_gib", "least_room", "body_mib", "body_seconds", "reader_seconds")
+        for name in (*names, "request_seconds", "keep_alive_seconds", "shutdown_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name):g}")
+
+
 GROUPS: dict[str, dict[str, type]] = {  # group -> schema name -> dataclass
     "model": {"schema": Model},
     "weights": {
@@ -728,7 +786,11 @@ GROUPS: dict[str, dict[str, type]] = {  # group -> schema name -> dataclass
     "prompts": {"schema": Prompts},
     "device": {"schema": Device},
 }
-ROOTS: dict[str, type] = {"config": Config, "generate": Generate}  # primary YAML -> dataclass
+ROOTS: dict[str, type] = {  # primary YAML -> dataclass
+    "config": Config,
+    "generate": Generate,
+    "serve": Serve,
+}
 
 
 def register() -> None:

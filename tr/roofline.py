@@ -17,10 +17,13 @@ from tr.model.config import FULL, LINEAR, ModelConfig
 from tr.nn.formats import int4
 from tr.nn.formats.kv.cache import FORMATS, bytes_beside, bytes_per_token
 from tr.nn.formats.kv.spans import SPAN
+from tr.nn.formats.many import Many
 
-BITS = {"bf16": 16.0, "int4_g128": 4.25}  # per weight, scales and minimums included
+#: per weight, with what belongs to groups; table4: and a byte for each row
+BITS = {"bf16": 16.0, "int4_g128": 4.25, "table4": 4.25}
 EXACT = TILE + RING  # rows that a kvarn cache keeps in fp16
-RESTORING = 13.0  # bytes per int4 weight while a block of them is restored for a prompt
+RESTORING = 13.0  # bytes per 4-bit weight while a block of them is restored for a prompt
+DELTA = 64  # tokens of a system of the delta rule
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,16 @@ def head_matrices(c: ModelConfig) -> dict[str, tuple[int, int, int]]:
     return {f"mtp {name}": shape for name, shape in found.items()} if c.mtp_layers else {}
 
 
-def int4_columns(name: str, n: int, k: int) -> bool:
-    """Whether int4 takes a matrix [n, k]: small ones stay as they are.
+def coded_columns(name: str, n: int, k: int, weights: str) -> bool:
+    """Whether a 4-bit format takes a matrix [n, k]: small ones stay as they are.
 
     Raises ValueError for one whose columns are no multiple of the group.
     """
-    if min(n, k) < GROUP:
+    if weights == "bf16" or min(n, k) < GROUP:
         return False
     if k % GROUP:
         raise ValueError(
-            f"quant=int4_g128: {name} has {k} columns, not a multiple of {GROUP}; use quant=bf16"
+            f"quant={weights}: {name} has {k} columns, not a multiple of {GROUP}; use quant=bf16"
         )
     return True
 
@@ -89,11 +92,12 @@ def matrix_bytes(
 ) -> float:
     """Bytes of `shape` = (count, rows, columns); `element` is the size of an unquantised weight.
 
-    int4 rows fill whole tiles of 64.
+    Coded rows fill whole tiles of 64.
     """
     count, n, k = shape
-    if weights == "int4_g128" and int4_columns(name, n, k):
-        return count * -(-n // ROWS) * ROWS * k * BITS[weights] / 8
+    if coded_columns(name, n, k, weights):
+        beside = n if weights == "table4" else 0
+        return count * (-(-n // ROWS) * ROWS * k * BITS[weights] / 8 + beside)
     return count * n * k * element
 
 
@@ -171,28 +175,46 @@ def mtp_items(
     return Item("MTP head", large + norms), Item("MTP cache", held)
 
 
-def workspace(
-    c: ModelConfig, weights: str, capacity: int, chunk: int, scratch: int | None = None
-) -> Item:
-    """Scratch of the widest call, a prompt chunk behind a full cache: an estimate from above.
+def workspace(c: ModelConfig, weights: str, capacity: int, chunk: int) -> Item:
+    """Scratch of a prompt chunk behind a full cache, without operators: an estimate from above.
 
-    A layer's activations; a block of restored int4 weights; keys and values of the whole context,
-    joined and repeated per query head, with the mask. By operators, which have `scratch` bytes for
-    weights: a span of keys and values, and the sums that are carried from one to the next.
+    A layer's activations; a block of restored weights; keys and values of the whole context,
+    joined and repeated per query head, with the mask.
     """
     inner, channels = c.v_heads * c.d_v, c.delta.channels
-    element = 4.0 if scratch is None else 2.0  # operators widen nothing in memory
-    fixed = element * chunk * (8 * inner + 3 * channels + 3 * c.d_ff + 6 * c.d_model)
-    if weights == "int4_g128":
+    fixed = 4.0 * chunk * (8 * inner + 3 * channels + 3 * c.d_ff + 6 * c.d_model)
+    if weights != "bf16":
         largest = max(n * k for _, n, k in c.matrices.values())
-        restoring = RESTORING * min(int4.BLOCK, largest)
-        fixed += restoring if scratch is None else scratch
-    if scratch is None:
-        attending = capacity * (4.0 * (c.heads + 2 * c.kv_heads) * c.d_head + 4.0 * chunk)
-    else:
-        attending = 4.0 * min(capacity, SPAN) * c.kv_heads * c.d_head
-        attending += 4.0 * chunk * c.heads * (c.d_head + 2)
+        fixed += RESTORING * min(int4.BLOCK, largest)
+    attending = capacity * (4.0 * (c.heads + 2 * c.kv_heads) * c.d_head + 4.0 * chunk)
     return Item("workspace", fixed + attending + 8.0 * MAX_ROWS * c.vocab)
+
+
+def operators_workspace(
+    c: ModelConfig, weights: str, capacity: int, chunk: int, many: Many, taps: float = 0.0
+) -> Item:
+    """The same with operators on a card: the widest moment of a layer, in 16 bits.
+
+    Beside it stand three rows of each token as wide as the model, and `taps` bytes of a draft's.
+    """
+    inner, channels = c.v_heads * c.d_v, c.delta.channels
+    q, kv = c.heads * c.d_head, c.kv_heads * c.d_head
+    keys = min(capacity, SPAN)
+    moments = {name: 2.0 * chunk * n for name, (_, n, _) in c.matrices.items() if name != "lm_head"}
+    if weights != "bf16":
+        for name in moments:
+            _, n, k = c.matrices[name]
+            moments[name] += many.held(n, k, chunk)
+    mixed = channels + inner  # q, k, v and z
+    systems = 2.0 * (2 * DELTA) + 4.0 * 2  # per token and value head: the inverse, scores, decays
+    moments["delta rule"] = chunk * (2.0 * (mixed + channels + inner) + c.v_heads * systems)
+    projected = 2.0 * chunk * (2 * q + 2 * kv)
+    moments["query norm"] = projected + 10.0 * chunk * q  # two in 32 bits and the result
+    sums = chunk * (2 * 2.0 * q + 4.0 * (q + 2 * c.heads))  # queries, result; fp32 sums
+    moments["attention"] = projected + sums + 2 * 2.0 * keys * kv
+    moments["silu"] = 2.0 * chunk * 3 * c.d_ff
+    beside = 3 * 2.0 * chunk * c.d_model + taps
+    return Item("workspace", max(moments.values()) + beside + 8.0 * MAX_ROWS * c.vocab)
 
 
 def largest(plan_of: Callable[[int], Plan], memory: float, limit: int) -> int:
