@@ -9,7 +9,7 @@ import torch
 
 from kernels.define import MAX_ROWS
 from kernels.int4_matmul.layout import GROUP
-from kernels.kvarn import RING
+from kernels.kvarn import RING, TILE
 from tr.checkpoint.load import skeleton
 from tr.config import MtpDraft, Run
 from tr.decode.porter import AHEAD
@@ -31,7 +31,8 @@ from tr.roofline import (
 from tr.tree import tensors
 
 GRAPHS = 2.0**29  # compiled code and captured graphs of a few row counts, on CUDA
-WRITTEN = RING + 3 * MAX_ROWS  # rows of a cache around a text's end that a step may write
+# rows of a cache around a text's end that a step may write, in whole tiles
+WRITTEN = -(-(RING + 3 * MAX_ROWS) // TILE) * TILE + TILE
 COPIED = ("recurrent state", "records of rows", "key-value cache", "exact rows beside it")
 MEMINFO = Path("/proc/meminfo")
 

@@ -138,13 +138,14 @@ class Graphs:
         """Where `state` lives from now on, and the pytree that stands for it."""
         flat, spec = pytree.tree_flatten(state)
         need_cuda(self.backend, next(x.device for x in flat if isinstance(x, Tensor)))
-        for home in self.homes:
-            fits = home.spec == spec and _layout(home.flat) == _layout(flat)
-            if fits and home.holder() is None:
-                for own, new in home.pairs(state):
+        free = [home for home in self.homes if home.holder() is None and home.spec == spec]
+        fits = [home for home in free if _layout(home.flat) == _layout(flat)]
+        if fits:
+            home = min(fits, key=lambda home: len(home.pairs(state)))
+            if pairs := home.pairs(state):
+                for own, new in pairs:
                     own.copy_(new)
                 state = home.tree
-                break
         else:
             home = Home(flat, spec)
             self.homes.append(home)

@@ -12,8 +12,9 @@ from tests.decode.small import DRAFT, IDS, dflash2_draft, model, mtp_draft
 from tests.model.small import copy, random_tokens
 from tr.assemble import cached
 from tr.decode import snapshot
+from tr.decode.porter import Porter
 from tr.decode.session import Sessions, Turn
-from tr.decode.snapshot import Porter, caches, parts, put_rows, restore, take, take_rows
+from tr.decode.snapshot import caches, parts, put_rows, restore, take, take_rows
 from tr.decode.step import Model, State, init_state, prefill
 from tr.decode.stream import Counts, Stream, advance, begun, open_stream
 from tr.drafts.base import Draft
@@ -76,7 +77,7 @@ def say(turn: Turn, count: int) -> tuple[list[int], list[int]]:
 
 
 class Plain:
-    """A conversation that nothing else interrupts: prefill and steps on a state of its own."""
+    """A conversation that nothing else interrupts: turns and steps on a state of its own."""
 
     def __init__(
         self,
@@ -93,7 +94,9 @@ class Plain:
     def hear(self, new: Sequence[int], strict: bool = False) -> "Plain":
         with torch.inference_mode():
             given = torch.tensor(list(new), device=self.s.seed.device)
-            self.state = prefill(self.m, self.draft, self.state, given, self.s, strict)
+            self.state = prefill(
+                self.m, self.draft, self.state, given, self.s, strict, turn=not strict
+            )
         return self
 
     def say(self, count: int) -> tuple[list[int], list[int]]:
@@ -162,14 +165,15 @@ def test_strict_a_resumed_prompt_equals_a_cold_one(name, kv):
         assert say(turn, 3) == cold.say(3)
 
 
+@pytest.mark.parametrize("new", [3, 70])  # as rows and by prefill
 @pytest.mark.parametrize("name", ["mtp", "dflash2"])
-def test_a_draft_knows_what_steps_wrote_before_a_prompt_went_on(name):
+def test_a_draft_knows_what_steps_wrote_before_a_prompt_went_on(name, new):
     """Its state behind the second prompt is that of reading all of it at once, but for rounding."""
     m, d = target(), draft(name)
     plain = Plain(m, d, HEAT)
     answer, _ = plain.hear(tokens(20, 1)).say(12)
-    whole = tokens(20, 1) + answer + tokens(3, 2)
-    plain.hear(answer[-1:] + tokens(3, 2))
+    whole = tokens(20, 1) + answer + tokens(new, 2)
+    plain.hear(answer[-1:] + tokens(new, 2))
     cold = Plain(m, d, HEAT).hear(whole)
     pos = len(whole)
     if name == "mtp":
@@ -298,20 +302,6 @@ def test_a_side_request_costs_the_rows_that_it_overwrote(monkeypatch):
     assert set(put) == {0}
 
 
-def test_no_shape_makes_a_prompt_a_step(monkeypatch):
-    """A prompt's tail of as many tokens as a step has rows is read by prefill."""
-    d, held, prompt = draft("dflash2"), sessions(), tokens(128, 1)
-    answer, _ = say(held.open(prompt, GREEDY), 3)
-
-    def step(*args, **named):
-        raise AssertionError("a step ran")
-
-    monkeypatch.setattr(text, "step", step)
-    for rows in (1, d.rows - 1, d.rows, d.rows + 1):
-        turn = held.open(prompt + answer[:2] + tokens(rows, rows), GREEDY)
-        assert turn.computed == rows
-
-
 def test_a_full_window_ends_the_answer_and_leaves_shorter_branches():
     held, prompt = sessions(), tokens(CAPACITY - 20, 1)
     counts = Counts()
@@ -381,17 +371,21 @@ def test_an_answer_that_failed_goes_on_from_its_prompt(monkeypatch):
 def test_a_prompt_that_failed_leaves_the_others(monkeypatch):
     held, prompt = sessions(), tokens(40, 1)
     answer, _ = say(held.open(prompt, HEAT), 5)
-    plain = text.prefill
+    for name, ids in (
+        ("prefill", tokens(90, 3)),
+        ("prefill", prompt + answer + tokens(80, 4)),
+        ("step", prompt + answer + tokens(30, 5)),
+    ):
+        plain = getattr(text, name)
 
-    def broken(*args, **named):
-        plain(*args, **named)
-        raise RuntimeError("broken")
+        def broken(*args, plain=plain, **named):
+            plain(*args, **named)
+            raise RuntimeError("broken")
 
-    monkeypatch.setattr(text, "prefill", broken)
-    for ids in (tokens(90, 3), prompt + answer + tokens(4, 5)):
+        monkeypatch.setattr(text, name, broken)
         with pytest.raises(RuntimeError, match="broken"):
             held.open(ids, HEAT)
-    monkeypatch.undo()
+        monkeypatch.undo()
     turn = held.open(prompt + answer + [7], HEAT)
     assert turn.reused == 44
     want = Plain(target(), draft("dflash2"), HEAT).hear(prompt)

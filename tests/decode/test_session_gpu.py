@@ -36,7 +36,7 @@ def test_a_resumed_turn_equals_one_that_never_paused(name, values, backend, monk
         assert_same_state(turn.stream.state, plain.state)
         answer = say(turn, 12)
         assert answer == plain.say(12)
-        assert n == 0 or len(captures) == seen, "the same storage is captured once"
+        assert n < 2 or len(captures) == seen, "the same storage is captured once"
         ids += new + answer[0]
     assert torch.equal(turn.stream.state.feed.history[: len(ids)].cpu(), torch.tensor(ids))
 
@@ -48,6 +48,7 @@ def test_a_snapshot_leaves_the_device_while_steps_run():
     prompt = tokens(200, 1)
     answer = say(held.open(prompt, s), 40)
     (text,) = held.held.all
-    assert all(x.is_cpu for t in text.snapshots.values() for x in t.carried().values())
+    carried = [x for t in text.snapshots.values() for x in t.carried().values()]
+    assert len(text.snapshots) == 2 and all(x.is_pinned() for x in carried)
     say(held.open(tokens(300, 2), s), 5)
     assert say(held.open(prompt, s), 40) == answer

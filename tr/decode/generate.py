@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from tr.decode.rule import Rule
 from tr.decode.step import Model
-from tr.decode.stream import Counts, Stream, advance, open_stream
-from tr.decode.words import Words
+from tr.decode.stream import Counts, Stream, advance, ended, open_stream, redrawn
+from tr.decode.words import Listener
 from tr.drafts.base import Draft
 from tr.model.sampling import Sampling
 
@@ -35,17 +36,18 @@ def answer(
     eos: Sequence[int],
     capacity: int,
     counts: Counts,
-    words: Words | None = None,
+    words: Listener | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    rule: Rule | None = None,
 ) -> Iterator[list[int]]:
     """`generate` as a stream: the prefill's token first, then each step's; fills `counts`.
 
-    `words` and `cancelled` end it as `advance` says.
+    `words`, `cancelled` and `rule` as `advance` says.
     """
     began = time.perf_counter()
     stream = open_stream(model, draft, prompt, sampling, capacity)
     counts.prefill_seconds = time.perf_counter() - began
-    yield from speak(stream, counts, max_tokens, eos, words, cancelled)
+    yield from speak(stream, counts, max_tokens, eos, words, cancelled, rule)
 
 
 def speak(
@@ -53,15 +55,17 @@ def speak(
     counts: Counts,
     max_tokens: int,
     eos: Sequence[int] = (),
-    words: Words | None = None,
+    words: Listener | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    rule: Rule | None = None,
 ) -> Iterator[list[int]]:
     """The answer to a prompt that was read: its first token, then each step's; fills `counts`."""
     first = int(stream.state.feed.anchor)
+    if rule is not None and not rule.push(first):
+        first = redrawn(stream, counts, rule)
     counts.tokens.append(first)
-    if words is not None and words.push(first):
-        counts.stop = "string"
-    elif first in eos:
-        counts.stop = "eos"
+    if stream.top is not None:
+        counts.logprobs.append(stream.logprob(first))
+    counts.stop = ended(first, eos, words, rule)
     yield [first]
-    yield from advance(stream, counts, max_tokens - 1, eos, words, cancelled)
+    yield from advance(stream, counts, max_tokens - 1, eos, words, cancelled, rule)

@@ -6,7 +6,6 @@ each position, which nothing writes again: they are kept in pieces, once for all
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,12 +15,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from kernels.kvarn import TILE
+from tr.decode.porter import Porter, Tensors
 from tr.decode.step import State
 from tr.drafts.dflash2_net import Context
 from tr.nn.attention import State as Cache
 from tr.nn.gated_delta_net import State as Recurrent
 
-Tensors = dict[str, Tensor]
 BLOCK = 8192  # positions that a piece of rows has at most
 
 
@@ -52,42 +51,6 @@ class Rows:
     @cached_property
     def nbytes(self) -> int:
         return sum(x.nbytes for of_one in self.tensors for x in of_one)
-
-
-class Porter:
-    """Takes tensors off a device.
-
-    Memory that a device can write to takes long to get: what is small is copied on the device and
-    carried away by a thread of its own, while steps go on.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._worker = ThreadPoolExecutor(1)  # starts no thread before it is asked
-
-    def small(self, views: Tensors) -> Callable[[], Tensors]:
-        """What waits for copies on the host and gives them."""
-        copies = {name: x.clone() for name, x in views.items()}
-        if self._aside is None:
-            return lambda: copies
-        made = torch.cuda.current_stream(self._aside.device).record_event()
-        return self._worker.submit(_carry, copies, self._aside, made).result
-
-    def large(self, views: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        """Copies on the host, for which later work of the device waits."""
-        return tuple(x.clone() if self._aside is None else _pinned(x) for x in views)
-
-
-def _carry(copies: Tensors, stream: torch.cuda.Stream, made: torch.cuda.Event) -> Tensors:
-    with torch.inference_mode(), torch.cuda.stream(stream):
-        stream.wait_event(made)
-        found = {name: _pinned(x) for name, x in copies.items()}
-        stream.record_event().synchronize()  # before `copies` may be another tensor's memory
-    return found
-
-
-def _pinned(x: Tensor) -> Tensor:
-    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
 
 
 def take(porter: Porter, state: State) -> Snapshot:

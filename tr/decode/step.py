@@ -12,17 +12,22 @@ from typing import Any
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from kernels.define import MAX_ROWS
+from kernels.kvarn import RING
 from kernels.registry import Ops
+from tr.decode.rule import masked
 from tr.drafts.base import MISSING, Draft, Feed
-from tr.jit import jit
+from tr.jit import forget, jit
 from tr.model import text
 from tr.model.sampling import Sampling, check_bias
+from tr.nn.attention import State as Cache
 from tr.tree import tree, typed
 
 GRID = 64  # tokens by which the delta rule goes: a chunk of a prompt is a multiple of it
 CHUNK = 512  # prompt tokens read at once, where nothing else is asked for
+SHORT = 4 * MAX_ROWS  # tokens behind others that a conversation reads as rows of steps, at most
 MAX_ENDS = 16  # end tokens that a text may have
 
 
@@ -53,15 +58,15 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A target ready to decode. `ids` real tokens; `compiled` is `step` through a jit backend.
-
-    `chunk`: tokens of a prompt that are read at once.
+    """A target ready to decode. `ids` real tokens; `compiled` and `following` are `step` and
+    `follow` through a jit backend. `chunk`: tokens of a prompt that are read at once.
     """
 
     params: text.Params
     ops: Ops
     ids: int
     compiled: Callable[..., tuple[Tensor, Tensor, State]]
+    following: Callable[..., tuple[State]]
     chunk: int = CHUNK
 
     @classmethod
@@ -78,7 +83,9 @@ class Model:
                 f"prefill.chunk_tokens: expected a positive multiple of {GRID}, got {chunk}"
             )
         device = params.norm.device
-        return cls(params, ops, ids, jit(step, backend, "state", ("sampling",), device), chunk)
+        compiled = jit(step, backend, "state", ("sampling",), device, written)
+        following = jit(follow, backend, "state", (), device, written)
+        return cls(params, ops, ids, compiled, following, chunk)
 
     def step(
         self, draft: Draft, state: State, sampling: Sampling, rows: int
@@ -86,20 +93,25 @@ class Model:
         """`step` below; under a graph backend its tensors are overwritten by the next call."""
         return self.compiled(self, draft, state, sampling, rows)
 
+    def forget(self) -> None:
+        """Free what graphs keep of states that nobody holds any more."""
+        forget(self.compiled)
+        forget(self.following)
+
 
 def init_state(
     model: Model, draft: Draft, capacity: int, target: text.State | None = None
 ) -> State:
     """Empty state for texts of up to `capacity` tokens, prompt and output together.
 
-    `target`: the one of another draft of as many rows, which is shared; one of both is in use.
+    `target`: the one of another draft, which is shared; one of both is in use.
     """
     if draft.rows > MAX_ROWS:
         raise ValueError(
             f"draft.tokens: at most {MAX_ROWS - 1} drafts a step, got {draft.rows - 1}"
         )
     if target is None:
-        target = text.init_state(model.params, capacity, draft.rows)
+        target = text.init_state(model.params, capacity, MAX_ROWS)
     norm = model.params.norm
     zero = torch.zeros((), dtype=torch.int64, device=norm.device)
     return State(
@@ -154,15 +166,18 @@ def prefill(
     prompt: Int64[Tensor, " tokens"],
     sampling: Sampling,
     strict: bool = False,
+    turn: bool = False,
 ) -> State:
     """Read the prompt after what `state` already holds and draw the first token, the new anchor.
 
-    `state` is donated; `strict` as in `cuts`. Every token goes through prefill, as few as they may
-    be: a step's rows are never a prompt's. Raises ValueError for an empty prompt and one that
-    leaves no room.
+    `state` is donated; `strict` as in `cuts`. `turn`: read it as a conversation's next turn, where
+    it `is_short` as rows of steps; else every token goes through prefill, as few as they may be.
+    Raises ValueError for an empty prompt and one that leaves no room.
     """
     done, capacity = int(state.target.pos), len(state.feed.history) - 1
     check_prompt(model, done, len(prompt), capacity, sampling)
+    if turn and is_short(draft, done, len(prompt), capacity):
+        return begin(model, read_short(model, draft, state, prompt), sampling)
     ends = cuts(done, len(prompt), model.chunk, strict)
     for start, stop in zip([done, *ends], ends, strict=False):
         state = read(model, draft, state, prompt[start - done : stop - done], ends[-1])
@@ -182,12 +197,18 @@ def check_prompt(model: Model, done: int, tokens: int, capacity: int, sampling: 
 
 
 def read(
-    model: Model, draft: Draft, state: State, tokens: Int64[Tensor, " tokens"], end: int
+    model: Model,
+    draft: Draft,
+    state: State,
+    tokens: Int64[Tensor, " tokens"],
+    end: int,
+    hear: Callable[[Tensor, int], None] | None = None,
 ) -> State:
     """Read one chunk of a prompt; `state` is donated. `begin` then draws the text's next token.
 
     The draft takes in what it will still see when it is first asked at `end`: the prompt's end, or
-    an earlier place where the text is to be taken up again.
+    an earlier place where the text is to be taken up again. `hear` gets the rows that the head
+    would read [tokens, d_model], and the position of the first one.
     """
     feed, target, kept = state.feed, state.target, state.draft
     pos, last = int(target.pos), len(tokens) - 1
@@ -197,6 +218,8 @@ def read(
     seen = min(first, last)
     taps = draft.taps if first <= last or pos + len(tokens) == end else ()
     hidden, tapped, target = text.prefill(model.params, target, tokens, model.ops, taps, seen)
+    if hear is not None:
+        hear(hidden, pos)
     if first <= last:
         kept = draft.prime(kept, tokens[first:], hidden[first:], tapped, pos + first)
     feed.history[pos : pos + len(tokens)] = tokens
@@ -209,15 +232,72 @@ def read(
     return replace(state, target=target, draft=kept)
 
 
+def is_short(draft: Draft, pos: int, tokens: int, capacity: int) -> bool:
+    """Whether a turn reads `tokens` tokens behind `pos` others as rows of steps.
+
+    They are few, some token stands, and the rows that a last round has too many have room.
+    """
+    room = min(capacity, draft.reach) - MAX_ROWS
+    return pos > 0 and tokens <= SHORT and pos + tokens < room
+
+
+def read_short(model: Model, draft: Draft, state: State, tokens: Int64[Tensor, " tokens"]) -> State:
+    """`read` for a whole prompt that `is_short`: the same but for rounding; `state` is donated."""
+    pos, feed = int(state.feed.pos), state.feed
+    feed.history[pos : pos + len(tokens)] = tokens
+    state.prompt.fill_(pos + len(tokens))
+    for _ in range(0, len(tokens), MAX_ROWS):
+        (state,) = model.following(model, draft.programs[0], state, MAX_ROWS)
+    return state
+
+
+def follow(model: Model, draft: Draft, state: State, rows: int) -> tuple[State]:
+    """One round over a prompt's tokens from `feed.pos` on, `rows` of them or up to `state.prompt`.
+
+    They stand in `feed.history`. `state` is donated and has room for all rows; those past the
+    prompt's end are never kept, as rejected drafts are not. Nothing is read on the host, so that
+    one captured round serves every remainder. `feed` then holds the last row, as behind a prefill,
+    and the draft has taken in all of them.
+    """
+    feed = state.feed
+    kept = draft.take_in(state.draft, feed)  # a row may wait for the token behind it
+    at = feed.pos + torch.arange(rows, device=feed.pos.device)
+    ids = feed.history.index_select(0, at)
+    out, target = text.step(model.params, state.target, ids, model.ops, draft.taps)
+    count = (state.prompt - feed.pos).clamp(max=rows)
+    feed.pos.copy_(text.commit(target, count).pos)
+    kept = draft.take_in(kept, replace(feed, count=count, hidden=out.hidden, taps=out.taps))
+    for held, new in ((feed.hidden, out.hidden), (feed.taps, out.taps)):
+        if new.shape[1]:
+            held[:1] = new.index_select(0, count[None] - 1)
+    feed.count.fill_(1)
+    return (replace(state, target=target, draft=kept),)
+
+
 def begin(model: Model, state: State, sampling: Sampling) -> State:
     """Draw the first token behind the prompt that was read, the new anchor; `state` is donated."""
-    feed, pos = state.feed, state.target.pos
-    logits = model.params.head.sequence(feed.hidden[:1], model.ops)
+    logits = prompt_logits(model, state)
     if not finite(model, logits):
-        raise not_finite(int(pos))
-    last = feed.history.index_select(0, pos[None] - 1)
-    anchor = draw(model, logits, pos, sampling, last, state)[0]
-    feed.history.index_copy_(0, pos[None], anchor[None])
+        raise not_finite(int(state.feed.pos))
+    return set_anchor(model, state, logits, sampling)
+
+
+def prompt_logits(model: Model, state: State) -> Tensor:
+    """What the first token behind the prompt that was read is drawn from, [1, vocab]."""
+    return model.params.head.sequence(state.feed.hidden[:1], model.ops)
+
+
+def set_anchor(
+    model: Model, state: State, logits: Tensor, sampling: Sampling, mask: Tensor | None = None
+) -> State:
+    """Draw the anchor from its row of logits [1, vocab], among the ids of `mask`.
+
+    `state` is donated. In place of an anchor that was drawn before, this takes its noise.
+    """
+    feed = state.feed
+    last = feed.history.index_select(0, feed.pos[None] - 1)
+    anchor = draw(model, logits, feed.pos, sampling, last, state, mask)[0]
+    feed.history.index_copy_(0, feed.pos[None], anchor[None])
     feed.anchor.copy_(anchor)
     return state
 
@@ -256,6 +336,23 @@ def step(
     return torch.cat([count[None], chosen, tokens[1:]]), out.logits, state
 
 
+def written(state: State) -> list[Tensor]:
+    """Views of all that one step may write; waits for the device.
+
+    Of a cache the rows around the anchor, where the last step's rows and drafts of the next ones
+    stand, and tiles that are packed behind it; all else whole.
+    """
+    pos = int(state.feed.pos)
+    around = max(0, pos - MAX_ROWS - RING), pos + 2 * MAX_ROWS
+    found: list[Tensor] = []
+    for x in pytree.tree_leaves(state, is_leaf=lambda x: isinstance(x, Cache)):
+        if isinstance(x, Cache):
+            found += x.rows(*around)
+        elif isinstance(x, Tensor):
+            found.append(x)
+    return found
+
+
 def keep(state: State, rows: Tensor) -> State:
     """Commit the first `rows` rows of the last step; `state` is donated.
 
@@ -289,10 +386,12 @@ def draw(
     sampling: Sampling,
     tokens: Tensor,
     state: State,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """The target's token for each row of logits; row i read tokens[i], its own is at position + i.
 
     Penalties count what `state` holds before `position` and the rows' tokens after the first one.
+    `mask`, as in `tr.decode.rule`, names the tokens that a row may choose.
     """
     s = sampling
     if s.adjusts:
@@ -309,6 +408,8 @@ def draw(
             s.bias,
             model.ids,
         )
+    if mask is not None:
+        logits = masked(logits[:, : model.ids], mask)
     return model.ops.sample(
         logits, position, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, model.ids, s.cuts
     )

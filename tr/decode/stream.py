@@ -5,8 +5,8 @@ What can end a text is found late then, in step t, when step t + 1 has started a
 t's rows into the recurrent state: nothing inside t can be undone any more. So the device ends the
 text itself where ids and positions say it (`Stops`): end tokens, the budget and the window. Step
 t + 1 then keeps nothing and changes nothing. Where it could not have room for its rows, it waits.
-Stop strings are known to the host alone: with them it reads each step before the next one starts,
-and `keep` cuts the last one. Cancelling takes in the step that is running.
+Stop strings and rules are known to the host alone: with them it reads each step before the next one
+starts, and `keep` cuts it. Cancelling takes in the step that is running.
 """
 
 import time
@@ -16,8 +16,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tr.decode.step import Model, State, init_state, keep, not_finite, prefill, set_stops
-from tr.decode.words import Words
+from tr.decode.logprobs import Logprob, tell, told
+from tr.decode.rule import Rule
+from tr.decode.step import (
+    Model,
+    State,
+    init_state,
+    keep,
+    not_finite,
+    prefill,
+    prompt_logits,
+    set_anchor,
+    set_stops,
+)
+from tr.decode.words import Listener
 from tr.drafts.base import BROKEN, Draft, Seen
 from tr.model.sampling import Sampling
 
@@ -30,7 +42,8 @@ class Counts:
     `accepted` [steps]: drafts, before any cut; `refused` [steps]: of the proposed, places for which
     there was no draft, and `broken` how many of all these had draft logits that are no finite
     numbers. `ran` [steps]: the name of what drafted. `seconds` covers the steps alone, without
-    prefill; the caller's time counts where a step runs meanwhile.
+    prefill; the caller's time counts where a step runs meanwhile. `logprobs` [tokens] are there
+    where the stream tells them; `redrawn` tokens were drawn again for a rule.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -40,9 +53,11 @@ class Counts:
     ran: list[str] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     broken: int = 0
+    redrawn: int = 0
+    logprobs: list[Logprob] = field(default_factory=list)
     seconds: float = 0.0
     prefill_seconds: float = 0.0
-    stop: str = ""  # string, eos, length (as asked for), window (the state is full) or cancelled
+    stop: str = ""  # string, eos, rule, length (as asked for), window (it is full) or cancelled
 
     @property
     def steps(self) -> int:
@@ -62,11 +77,17 @@ def warnings(broken: int) -> tuple[str, ...]:
 
 
 class Flight:
-    """A launched step: its row count, what drafted, and its result on the way to the host."""
+    """A launched step: its row count, what drafted, and its result on the way to the host.
 
-    def __init__(self, rows: int, result: Tensor, ran: str = "") -> None:
+    `logprobs`: what `tell` says of the step's rows.
+    """
+
+    def __init__(
+        self, rows: int, result: Tensor, ran: str = "", logprobs: Tensor | None = None
+    ) -> None:
         self.rows, self.ran = rows, ran
         self._result = result.to("cpu", non_blocking=True)  # pinned; before the next launch
+        self._told = None if logprobs is None else logprobs.to("cpu", non_blocking=True)
         self._event = None
         if result.is_cuda:
             self._event = torch.cuda.current_stream(result.device).record_event()
@@ -78,6 +99,10 @@ class Flight:
         n, *rest = self._result.tolist()
         return n, rest[: self.rows], rest[self.rows :]
 
+    def logprobs(self) -> list[Logprob]:
+        """Every row's, of a step that was read; none where the stream tells none."""
+        return [] if self._told is None else [told(row) for row in self._told.tolist()]
+
 
 @dataclass
 class Stream:
@@ -85,6 +110,8 @@ class Stream:
 
     `late`: whether the host reads a step while the next one runs. `flight` is a step that runs or
     has not been read: None but for a caller who dropped `advance`; the next one yields it first.
+    `logits` are the last step's, None before the first one; `top` alternatives to each token are
+    told with its logarithm, None: neither.
     """
 
     model: Model
@@ -94,6 +121,8 @@ class Stream:
     late: bool = False
     flight: Flight | None = None
     seen: list[Seen] = field(default_factory=list)
+    logits: Tensor | None = None
+    top: int | None = None
 
     @property
     def pos(self) -> int:
@@ -118,13 +147,47 @@ class Stream:
             feed = self.state.feed
             if rows > 1 and feed.pos.is_cpu:
                 rows = min(rows, draft.found(feed) + 1)
-            result, _, self.state = self.model.step(draft, self.state, self.sampling, rows)
-            return Flight(rows, result, draft.name)
+            model = self.model
+            result, self.logits, self.state = model.step(draft, self.state, self.sampling, rows)
+            logprobs = None
+            if self.top is not None:
+                logprobs = tell(self.logits, result[1 : rows + 1], model.ids, self.top)
+            return Flight(rows, result, draft.name, logprobs)
 
     def cut(self, rows: int) -> None:
         """Keep `rows` rows of the last step, which kept more."""
         with torch.inference_mode():
             self.state = keep(self.state, torch.full_like(self.state.feed.count, rows))
+
+    def redraw(self, mask: Tensor, row: int = 0) -> int:
+        """Draw the token of `row` of the last step, or the prompt's first, again among `mask`'s.
+
+        The rows behind it are undone.
+        """
+        with torch.inference_mode():
+            if self.logits is not None:
+                self.cut(row + 1)
+            mask = mask.to(self.state.feed.pos.device)
+            logits = self.row_logits(row)
+            self.state = set_anchor(self.model, self.state, logits, self.sampling, mask)
+            token = int(self.state.feed.anchor)
+        if self.logits is None:
+            self.seen[0] = Seen(1, 1, tokens=(token,))
+        return token
+
+    def row_logits(self, row: int) -> Tensor:
+        """What the token of `row` of the last step, or the prompt's first, is drawn from."""
+        if self.logits is None:
+            return prompt_logits(self.model, self.state)
+        return self.logits[row : row + 1]
+
+    def logprob(self, token: int, row: int = 0) -> Logprob:
+        """What is told of `token` as that of `row`."""
+        assert self.top is not None
+        with torch.inference_mode():
+            logits = self.row_logits(row)
+            tokens = torch.tensor([token], device=logits.device)
+            return told(tell(logits, tokens, self.model.ids, self.top)[0].tolist())
 
 
 def open_stream(
@@ -151,13 +214,15 @@ def advance(
     counts: Counts,
     max_tokens: int,
     eos: Sequence[int] = (),
-    words: Words | None = None,
+    words: Listener | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    rule: Rule | None = None,
 ) -> Generator[list[int], None, None]:
     """Add up to `max_tokens` tokens, yielding each step's; `counts.stop` says what ended them.
 
     An end token is kept. `words` takes in every token and ends the text with the one that completes
-    a stop string, which is kept as well. `cancelled` is asked between steps.
+    a stop string, which is kept as well. `rule` says what each token may be, and may end the text.
+    `cancelled` is asked between steps.
 
     After any stop the stream stands exactly at the last yielded token: the rows behind it are
     committed, those past it are gone, and a further `advance` goes on as if never stopped.
@@ -165,6 +230,7 @@ def advance(
     left, armed = stream.flight, False
     pos = stream.pos - (left.read()[0] if left else 0)
     end, leaving = pos + max_tokens, False
+    waits = not stream.late or rule is not None or (words is not None and bool(words.stops))
     began = time.perf_counter()
     while not counts.stop:
         leaving = leaving or cancelled()
@@ -188,13 +254,13 @@ def advance(
                     armed = True
                 launched = stream.launch(draft, rows)
         left = None
-        if ahead is None and stream.late and not (words and words.stops):
+        if ahead is None and not waits:
             stream.flight = launched
             continue
         flight = ahead or launched
         assert flight is not None
         stream.flight = launched if ahead else None
-        tokens = _take(stream, flight, counts, pos, end, eos, words)
+        tokens = _take(stream, flight, counts, pos, end, eos, words, rule)
         pos += len(tokens)
         if stream.flight is None:
             counts.seconds += time.perf_counter() - began
@@ -210,21 +276,26 @@ def _take(
     pos: int,
     end: int,
     eos: Sequence[int],
-    words: Words | None,
+    words: Listener | None,
+    rule: Rule | None,
 ) -> list[int]:
     """Read a step whose anchor stood at `pos`: the tokens that it adds, and why the text ends."""
     n, tokens, drafts = flight.read()
+    logprobs = flight.logprobs()
     if not n:
         stream.flight = None
         raise not_finite(pos + 1)
     right = next((i for i, d in enumerate(drafts) if d != tokens[i]), len(drafts))
     cut = min(n, end - pos)
     for i, token in enumerate(tokens[:cut]):
-        if words is not None and words.push(token):
-            counts.stop = "string"
-        elif token in eos:
-            counts.stop = "eos"
-        if counts.stop:
+        again = rule is not None and not rule.push(token)
+        if again:
+            token = tokens[i] = redrawn(stream, counts, rule, i)
+            n = i + 1
+            if logprobs:
+                logprobs[i] = stream.logprob(token, i)
+        counts.stop = ended(token, eos, words, rule)
+        if again or counts.stop:
             cut = i + 1
             break
     if cut < n:
@@ -238,5 +309,24 @@ def _take(
     counts.ran.append(flight.ran)
     counts.broken += drafts.count(BROKEN)
     counts.tokens += tokens[:cut]
+    counts.logprobs += logprobs[:cut]
     stream.seen.append(Seen(flight.rows, right + 1, flight.ran, tuple(tokens[:cut])))
     return tokens[:cut]
+
+
+def redrawn(stream: Stream, counts: Counts, rule: Rule, row: int = 0) -> int:
+    """What stands in place of a token that `rule` refused; see `Stream.redraw`."""
+    counts.redrawn += 1
+    token = stream.redraw(rule.mask(), row)
+    if not rule.push(token):
+        raise ValueError(f"rule: token {token} is in its mask and is refused all the same")
+    return token
+
+
+def ended(token: int, eos: Sequence[int], words: Listener | None, rule: Rule | None) -> str:
+    """Why the text ends with `token`, which both take in; empty: it goes on."""
+    if words is not None and words.push(token):
+        return "string"
+    if token in eos:
+        return "eos"
+    return "rule" if rule is not None and rule.done else ""

@@ -118,7 +118,7 @@ class Adaptive(Within):
 
     @property
     def programs(self) -> tuple[Draft, ...]:
-        phases = [*self.alone, *([self.trial] if self.trial else [])]
+        phases = [*([self.trial] if self.trial else []), *self.alone]
         return tuple(p for one in phases for p in (one.copy, *(o.program for o in one.options)))
 
     def open(self, prompt: Sequence[int]) -> "Conversation":

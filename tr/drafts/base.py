@@ -115,7 +115,7 @@ class Draft(Protocol):
 
     @property
     def programs(self) -> "tuple[Draft, ...]":
-        """All that `pick` may give back."""
+        """All that `pick` may give back. What the first one takes in, all of them know."""
         ...
 
     def open(self, prompt: Sequence[int]) -> "Draft":
@@ -160,7 +160,7 @@ class Draft(Protocol):
     def take_in(self, state: Any, feed: Feed) -> Any:
         """What `propose` does to `state` on account of the last step's rows; it is donated.
 
-        Asked before a prompt goes on behind written text.
+        Asked before a prompt goes on behind written text, and for up to MAX_ROWS rows of a prompt.
         """
         ...
 
