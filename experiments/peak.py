@@ -20,6 +20,11 @@ def forget() -> int:
     """Start measuring anew, where the system lets; the bytes that are held now."""
     with suppress(OSError):
         RESET.write_text("5")
+    return held_bytes()
+
+
+def held_bytes() -> int:
+    """Now, on Linux; elsewhere the most since the process began."""
     return _field("VmRSS") if STATUS.exists() else peak_bytes()
 
 

@@ -2,9 +2,10 @@
 
 Two conversations grow by turns until their prompts have had every length modulo BLOCK, so that
 before each turn the device has read another text; then a branch leaves that turn's end. Turn and
-branch must write what they write on a state of their own that nothing interrupts. In strict mode,
-prompts of every length, of two texts by turns, are read from the last whole chunk that is held, and
-must write what reading all of them writes. Every other turn of a text is sampled.
+branch must write what they write on a state of their own that nothing interrupts. Where all
+residues are asked for, a turn has few enough tokens to be read as rows of steps; a branch has more.
+In strict mode, prompts of every length, of two texts by turns, are read from the last whole chunk
+that is held, and must write what reading all of them writes. Every other turn of a text is sampled.
 
 Strategies over cache formats are independent of each other: `processes` may share them out.
 """
@@ -22,7 +23,7 @@ from experiments.strategies import drafting, runnable, strategies
 from tr.assemble import assemble
 from tr.config import Config
 from tr.decode.session import Sessions
-from tr.decode.step import Model, State, init_state, prefill
+from tr.decode.step import SHORT, Model, State, init_state, prefill
 from tr.decode.stream import Counts, advance, begun
 from tr.drafts.base import Draft
 from tr.model.sampling import Sampling, sampling
@@ -30,9 +31,9 @@ from tr.report.progress import track
 from tr.report.record import Outcome
 from tr.tree import map_tensors, unchecked
 
-STRIDE = 11  # from one prompt's residue to the next one's, where all are asked for
+STRIDE = 27  # from one prompt's residue to the next one's, where all are asked for
 OPENING = 5  # tokens of what each conversation begins with
-BUDGET = 1 << 26  # bytes for what is held: the texts of the last turns
+BUDGET = 1 << 28  # bytes for what is held: the texts of the last turns
 
 
 @dataclass
@@ -180,7 +181,9 @@ class Unpaused:
         self.draft, counts = self.draft.open(ids), Counts()
         with torch.inference_mode():
             new = torch.tensor(ids[pos:], device=s.seed.device)
-            self.state = prefill(self.model, self.draft, self.state, new, s, strict)
+            self.state = prefill(
+                self.model, self.draft, self.state, new, s, strict, turn=not strict
+            )
             stream = begun(self.model, self.draft, s, self.state)
         counts.tokens.append(int(self.state.feed.anchor))
         for _ in advance(stream, counts, tokens - 1):
@@ -232,7 +235,7 @@ class Talk:
     def branch(self, n: int, s: Sampling, cell: Cell) -> None:
         """Another prompt from here, which the conversation does not go on with."""
         pos, at, tokens = len(self.ids) - 1, n * STRIDE, self.job.options.branch_tokens
-        other = self.ids + self.job.ids[at + 1 : at + 2 + n % 7]
+        other = self.ids + self.job.ids[at + 1 : at + SHORT + 1 + n % 7]
         want = self.main.copy().turn(other, pos, s, tokens)
         got, *_ = taken_up(self.held, other, s, tokens)
         cell.branch_differences += self.job.differs(want, got, "branch", len(other))

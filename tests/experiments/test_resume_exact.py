@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 
 from experiments import resume_exact
+from kernels.define import MAX_ROWS
 from tests.experiments.runs import run
+from tr.decode.step import SHORT
 
 DRAFTS = ["lookup", "dflash2"]
 FEW = ("device=cpu", "params.residues=[127,0]")
@@ -75,5 +77,8 @@ def test_a_conversation_s_prompts_have_the_residues_asked_for():
         assert [n % 128 for n in made] == residues
         assert made[0] > 0 and all(a + 6 < b for a, b in zip(made, made[1:], strict=False))
     every = [resume_exact.STRIDE * i % 128 for i in range(128)]
+    made = list(resume_exact.lengths(every, 4))
+    new = {b - a - 4 for a, b in zip(made, made[1:], strict=False)}  # behind an answer
+    assert MAX_ROWS < min(new) and max(new) < SHORT, "two rounds of rows or more"
     assert sorted(every) == list(range(128))
     assert list(resume_exact.lengths(every, 6))[-1] < 128 * (resume_exact.STRIDE + 1)

@@ -31,9 +31,13 @@ class Tokenizer:
         return len(self.pieces)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Ids of `text`; control strings in it are control tokens only if `special`."""
+        """Ids of `text`; control strings in it are control tokens only if `special`.
+
+        Other threads run meanwhile.
+        """
         tokenizer = self.full if special else self.plain
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        batch = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return batch[0].ids  # `encode` would hold the interpreter, and takes three times as long
 
     def decode(self, ids: Iterable[int], special: bool = True) -> str:
         """The text of `ids`; `special` False leaves special tokens out (markup stays)."""
