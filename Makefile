@@ -1,7 +1,8 @@
-# Two commands, each complete on a machine with python3 (3.11 or newer) and make:
-#   make demo   speculative decoding of the embedded model, verified against raw decoding
-#   make test   formatting, types, import rules and tests, without a GPU
-# Both set up .venv first, where it is missing or pyproject.toml has changed.
+# Commands, each complete on a machine with python3 (3.11 or newer) and make:
+#   make demo      speculative decoding of the embedded model, verified against raw decoding
+#   make test      formatting, types, import rules and tests, without a GPU
+#   make clients   coding clients from npm do a task against the server (1.3 GB, some minutes)
+# All set up .venv first, where it is missing or pyproject.toml has changed.
 
 PYTHON ?= python3
 TORCH ?= torch>=2.11
@@ -9,7 +10,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 export TORCH
 
-.PHONY: demo test
+.PHONY: demo test clients
 
 demo:
 	@$(PYTHON) tools/environment.py
@@ -23,3 +24,8 @@ test:
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS)
+
+clients: export OMP_NUM_THREADS := 1
+clients:
+	@$(PYTHON) tools/environment.py --dev
+	$(BIN)/python -m pytest -m clients -s -rs tests/clients

@@ -101,10 +101,6 @@ ANTHROPICS = {
     "system": ({"system": [{"type": "image"}]}, "system[0]"),
     "thinking": ({"thinking": {"type": "sometimes"}}, "thinking.type"),
     "budget": ({"thinking": {"type": "enabled", "budget_tokens": 10}}, "thinking.budget_tokens"),
-    "budget_size": (
-        {"thinking": {"type": "enabled", "budget_tokens": 5000}},
-        "thinking.budget_tokens",
-    ),
     "effort": ({"output_config": {"effort": "none"}}, "output_config.effort"),
     "format": ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
     "choice": ({"tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),

@@ -154,6 +154,9 @@ def test_thinking_is_off_without_the_field(world):
     fields = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}
     world.anthropic.messages.create(**body(**fields))
     assert world.engine.seen[-1].thinking_budget == 1024
+    fields["thinking"]["budget_tokens"] = 2000  # the answer ends first
+    world.anthropic.messages.create(**body(**fields))
+    assert world.engine.seen[-1].thinking and world.engine.seen[-1].thinking_budget is None
 
 
 def test_demanded_calls_and_formats_become_constraints(world):

@@ -96,8 +96,8 @@ def anthropic(body: Mapping[str, Any], defaults: Defaults) -> Thinking:
         if _count(budget, "thinking.budget_tokens") < 1024:
             raise invalid("thinking.budget_tokens", f"expected at least 1024, got {budget}")
         most = body.get("max_tokens")
-        if most is not None and budget >= most:
-            raise invalid("thinking.budget_tokens", f"expected less than max_tokens = {most}")
+        if most is not None and budget >= most:  # as where thoughts alternate with calls
+            budget = None
     return Thinking(kind != "disabled", effort, budget, shown=said.get("display") != "omitted")
 
 
