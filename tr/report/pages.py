@@ -34,6 +34,8 @@ EQUAL = {
     "device_check": "the device's texts equal the CPU reference's, up to near ties",
     "prefill": "a prompt read in two runs on the chunks' grid equals one read whole",
     "resume_exact": "a conversation taken up again writes what one that never paused writes",
+    "serve_cost": "answers through HTTP equal the engine's own",
+    "serve_load": "answers under load equal those of a quiet run",
 }
 
 

@@ -27,7 +27,7 @@ def run(config: Serve) -> None:
     """Serve until SIGTERM or SIGINT; what runs then may end within `shutdown_seconds`."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f"{', '.join(missing)} not installed; run pip install -e '.[serve]'")
+        raise ValueError(f"{', '.join(missing)} not installed; run pip install -e .")
     import torch
 
     from tr.assemble import assemble
@@ -59,23 +59,17 @@ def run(config: Serve) -> None:
 def serve(app, port: socket.socket, config: Serve, keyed: bool) -> None:
     import uvicorn
 
+    from tr.serve import server
+
     class Announced(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
                 print(greeting(port, name(config), keyed), flush=True)
 
-    settings = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        ws="none",
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(config.shutdown_seconds)),
-    )
+    server.tune()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # raised again once all is closed
-    Announced(settings).run(sockets=[port])
+    Announced(server.settings(app, config.shutdown_seconds)).run(sockets=[port])
 
 
 def bound(host: str, port: int) -> socket.socket:

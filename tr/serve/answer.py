@@ -74,9 +74,11 @@ class Answer:
                 self.blocks.append(piece)
 
 
-async def collect(events: AsyncGenerator[tuple[int, JobEvent], None]) -> list[Answer]:
+async def collect(events: AsyncGenerator[tuple[int, JobEvent | None], None]) -> list[Answer]:
     answers: list[Answer] = []
     async for index, event in events:
+        if event is None:
+            continue
         if index == len(answers):
             answers.append(Answer())
         answers[index].add(event)

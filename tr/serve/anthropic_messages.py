@@ -57,7 +57,7 @@ class MessagesRequest(CountRequest):
 
 def conversation(body: CountRequest, service: Service) -> tuple[Conversation, Thinking, Tools]:
     service.check_model(body.model)
-    raw = body.model_dump(exclude_unset=True)
+    raw = body.given()
     thought = thinking.anthropic(raw, service.options.thinking)
     tools = from_messages(raw)
     turns = messages(body.messages)

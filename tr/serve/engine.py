@@ -116,6 +116,7 @@ class Engine:
         self._running: Job | None = None
         self._open, self._died, self._forget, self._stops = True, False, False, False
         self._lock = threading.Lock()  # of _open: what is put before it closes is answered
+        self._withdrawn = 0  # jobs cancelled before their turn
         self._figures = EngineState(self.capacity, sessions.held.budget)
         self._sign = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="tr-engine", daemon=True)
@@ -126,9 +127,10 @@ class Engine:
         return self._thread.is_alive() and not self._died
 
     def state(self) -> EngineState:
-        running = self._running
+        running, figures = self._running, self._figures
         return replace(
-            self._figures,
+            figures,
+            cancelled=figures.cancelled + self._withdrawn,
             queued=len(self._waiting),
             phase=running.phase if running else "idle",
             beat=time.monotonic() - self._sign,
@@ -176,6 +178,8 @@ class Engine:
     def withdraw(self, job: Job) -> None:
         """Take a cancelled job out of the queue, if it still stands there."""
         if self._waiting.remove(job):
+            with self._lock:
+                self._withdrawn += 1
             waited = time.perf_counter() - job.born
             job.tell(Finished("cancelled", replace(job.usage, queue_seconds=waited)))
 

@@ -59,6 +59,10 @@ class Knobs(BaseModel):
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
 
+    def given(self) -> dict[str, Any]:
+        """The fields that were sent, unknown ones too; what they hold is not copied."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
     def settings(self, defaults: Settings) -> Settings:
         """`defaults` under what was asked for; without a seed, one of its own."""
         names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")

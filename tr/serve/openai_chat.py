@@ -55,7 +55,7 @@ def ask(body: ChatRequest, service: Service) -> Ask:
     """The request in neutral words; raises ApiError naming the field."""
     service.check_model(body.model)
     body.refuse_unsupported()
-    raw = body.model_dump(exclude_unset=True)
+    raw = body.given()
     thought = thinking.openai(raw, service.options.thinking)
     tools = from_chat(raw)
     n = body.n or 1

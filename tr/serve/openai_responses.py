@@ -48,7 +48,7 @@ class ResponsesRequest(Knobs):
 def ask(body: ResponsesRequest, service: Service) -> Ask:
     service.check_model(body.model)
     body.refuse_unsupported()
-    raw = body.model_dump(exclude_unset=True)
+    raw = body.given()
     for name in STATE:
         if raw.get(name) is not None:
             raise invalid(name, "no responses are stored here; send all items in input")

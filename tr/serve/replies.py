@@ -18,8 +18,9 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 def streamed(service: Service, prepared: Sequence[Prepared], writer: Writer) -> Response:
     """Queued here, so that a full queue is a status; given up when the client leaves."""
-    reply, options = service.submit(prepared), service.options
-    sent = frames(writer, reply.events(), options.keep_alive)
+    options = service.options
+    reply = service.submit(prepared, options.keep_alive / 2)
+    sent = frames(writer, reply.events(), options.keep_alive / 2)
     return EventStream(sent, options.patience, reply.leave)
 
 

@@ -122,7 +122,11 @@ class Service:
             raise ApiError(UNKNOWN_MODEL, f"model: expected one of {known}", "model")
 
     async def render(self, conversation: Conversation) -> Rendered:
-        self.check_length(sum(len(part) for m in conversation.messages for part in m.parts))
+        if len(conversation.messages) > self.engine.capacity:  # each has a token at least
+            raise too_long(len(conversation.messages), self.engine.capacity)
+        parts = (part for m in conversation.messages for part in m.parts)
+        told = (tool["function"].get("description") for tool in conversation.tools)
+        self.check_length(sum(len(text) for text in (*parts, *told) if isinstance(text, str)))
         return await self.in_text_thread(self.prompter.render, conversation)
 
     async def encode(self, text: str, special: bool) -> list[int]:
@@ -192,9 +196,9 @@ class Service:
             raise too_long(prompt, self.engine.capacity)
         return min(wanted, left)
 
-    def submit(self, prepared: Sequence[Prepared]) -> "Reply":
+    def submit(self, prepared: Sequence[Prepared], tick: float = 0) -> "Reply":
         """Queue the first of all the answers; raises 429 or 529 where the queue is full."""
-        return Reply(self, prepared)
+        return Reply(self, prepared, tick)
 
     def remember(self, rendered: Rendered, ids: Sequence[int]) -> None:
         """Before a next turn can be rendered: the text thread takes things in order."""
@@ -220,17 +224,22 @@ class Reply:
 
     service: Service
     prepared: Sequence[Prepared]
+    tick: float = 0  # seconds between the Nones among the events; 0: there are none
     _job: Any = field(init=False)
     _over: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + self.service.options.request
-        self._queue: asyncio.Queue[JobEvent] = asyncio.Queue()
+        self._queue: asyncio.Queue[JobEvent | None] = asyncio.Queue()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._late = False
         self._todo = [(one.rendered, r) for one in self.prepared for r in one.requests]
         self._start(self._todo[0][1])
+        self._timers["end"] = self._loop.call_later(self.service.options.request, self._end)
+        if self.tick:
+            self._ticks()
 
-    async def events(self) -> AsyncGenerator[tuple[int, JobEvent], None]:
+    async def events(self) -> AsyncGenerator[tuple[int, JobEvent | None], None]:
         """Each answer's number and its events, a `Finished` last; raises ApiError."""
         try:
             for index, (rendered, request) in enumerate(self._todo):
@@ -238,7 +247,13 @@ class Reply:
                     await self._again(request)
                 ids: list[int] = []
                 while True:
-                    event = await self._next()
+                    event = await self._queue.get()
+                    if self._late:
+                        seconds = self.service.options.request
+                        raise ApiError(LATE, f"not done after {seconds:g} seconds", headers=NEVER)
+                    if event is None:
+                        yield index, None
+                        continue
                     if isinstance(event, Failed):
                         self._over = True
                         raise ApiError(FAULT, event.message)
@@ -259,6 +274,8 @@ class Reply:
 
     def leave(self) -> None:
         """The client is gone, or had enough."""
+        for timer in self._timers.values():
+            timer.cancel()
         if not self._over:
             self._over = True
             self._watch.left(self._job.phase)
@@ -281,17 +298,17 @@ class Reply:
             try:
                 return self._start(request)
             except ApiError as error:
-                if error.kind is not FULL or self._loop.time() > self._deadline:
+                if error.kind is not FULL or self._late:
                     raise
             await asyncio.sleep(AGAIN_AFTER)
 
-    async def _next(self) -> JobEvent:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                return await self._queue.get()
-        except TimeoutError:
-            seconds = self.service.options.request
-            raise ApiError(LATE, f"not done after {seconds:g} seconds", headers=NEVER) from None
+    def _end(self) -> None:
+        self._late = True
+        self._queue.put_nowait(None)
+
+    def _ticks(self) -> None:
+        self._queue.put_nowait(None)
+        self._timers["tick"] = self._loop.call_later(self.tick, self._ticks)
 
     def _deliver(self, event: JobEvent) -> None:
         """Called by the engine's thread."""

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from starlette.responses import Response
@@ -35,20 +34,25 @@ class Writer(Protocol):
 
 
 async def frames(
-    writer: Writer, events: AsyncGenerator[tuple[int, JobEvent], None], every: float
+    writer: Writer, events: AsyncGenerator[tuple[int, JobEvent | None], None], every: float
 ) -> AsyncGenerator[bytes, None]:
     """What goes over the wire, a failure as the protocol's own last event.
 
-    A client that leaves ends this generator, and `events` with it.
+    `events`: with a None now and then, which is a keep-alive where nothing was written for `every`
+    seconds. A client that leaves ends this generator, and `events` with it.
     """
-    start = time.monotonic()
+    start = wrote = time.monotonic()
     try:
         yield writer.open()
-        async with aclosing(paced(events, every)) as timed:
-            async for event in timed:
-                waited = time.monotonic() - start
-                if frame := writer.wait(waited) if event is None else writer.push(*event):
-                    yield frame
+        async for index, event in events:
+            now = time.monotonic()
+            if event is not None:
+                frame = writer.push(index, event)
+            else:
+                frame = writer.wait(now - start) if now - wrote >= every else b""
+            if frame:
+                wrote = now
+                yield frame
         yield writer.close()
     except ApiError as error:
         yield writer.fail(error)
@@ -57,30 +61,6 @@ async def frames(
         yield writer.fail(ApiError(FAULT, "internal error"))
     finally:
         await events.aclose()
-
-
-async def paced(events: AsyncIterator[T], every: float) -> AsyncGenerator[T | None, None]:
-    """`events`, and None whenever the reader got nothing for `every` seconds."""
-    following: asyncio.Future[T] | None = None
-    try:
-        while True:
-            if following is None:
-                following = asyncio.ensure_future(anext(events))
-            done, _ = await asyncio.wait({following}, timeout=every)
-            if not done:
-                yield None
-                continue
-            try:
-                event = following.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                following = None
-            yield event
-    finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
 
 
 async def disconnected(receive: Receive) -> None:
@@ -115,14 +95,21 @@ class EventStream(Response):
     ) -> None:
         self.frames, self.patience, self.leave = frames, patience, leave
         self.status_code, self.background = 200, None
+        self._since: float | None = None  # when the frame that is being sent was handed over
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tasks = [asyncio.ensure_future(self._send(send)), asyncio.ensure_future(self._stuck())]
         try:
-            await while_connected(self._send(send), receive)
-        except TimeoutError:
-            tell("slow reader", request=scope.get("request_id"))
+            await while_connected(asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED), receive)
+            if tasks[1].done():
+                tell("slow reader", request=scope.get("request_id"))
+            elif tasks[0].done():
+                tasks[0].result()
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.leave()
             await self.frames.aclose()
 
@@ -130,6 +117,12 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         async for frame in self.frames:
-            message = {"type": "http.response.body", "body": frame, "more_body": True}
-            await asyncio.wait_for(send(message), self.patience)
+            self._since = time.monotonic()
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
+            self._since = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _stuck(self) -> None:
+        """Return once a frame has waited for too long to be taken."""
+        while self._since is None or time.monotonic() - self._since < self.patience:
+            await asyncio.sleep(self.patience / 4)
