@@ -39,10 +39,14 @@ def runnable(
 
 @dataclass(frozen=True, eq=False)
 class Strategy:
-    """One draft for every prompt; an oracle is made for each, from raw decoding's own text."""
+    """One draft for every prompt; an oracle is made for each, from raw decoding's own text.
+
+    `plain`: its values are those of the group `draft`.
+    """
 
     made: Draft
     oracle: OracleDraft | None = None
+    plain: bool = True
 
     def draft(self, prompt: list[int], text: list[int], device: torch.device) -> Draft:
         """The draft for `prompt`, whose text by raw decoding is `text`."""
@@ -69,7 +73,8 @@ def strategies(entries: Sequence[str], config: Config, made: Assembly) -> dict[s
     for entry in entries:
         choice = chosen(config, entry)
         if isinstance(choice, OracleDraft):
-            found[entry] = Strategy(Raw(), replace(choice, seed=config.seed))
+            found[entry] = Strategy(Raw(), replace(choice, seed=config.seed), plain=False)
         else:
-            found[entry] = Strategy(made.draft(replace(config, draft=choice)))
+            plain = choice == to_object(compose([f"draft={entry.split()[0]}"]).draft)
+            found[entry] = Strategy(made.draft(replace(config, draft=choice)), plain=plain)
     return found

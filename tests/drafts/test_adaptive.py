@@ -170,6 +170,25 @@ def test_a_rival_takes_over_where_the_main_draft_is_poor(share, stays):
     assert on.phase is text.conversation.of.alone[stays == "mtp"]  # its state has fallen behind
 
 
+def test_a_main_draft_that_is_little_better_lets_no_rival_go():
+    """It may turn worse later; one that is clearly better stays alone."""
+    strategy = adaptive(rival=True)
+    assert strategy.trial is not None
+    text = Text(strategy, PAGE, fresh())
+    for _ in range(10):
+        text.step(lambda name: 2)
+    for _ in range(20):
+        text.step(lambda name: 2 * (name == "mtp"))
+    names = [seen.ran for seen in text.seen[1:]]
+    both = names.count("dflash2 + mtp")
+    assert 10 < both <= 16 and names == ["dflash2 + mtp"] * both + ["mtp"] * (30 - both)
+    text = Text(strategy, PAGE, fresh())
+    for _ in range(6):
+        text.step(lambda name: 5)
+    names = [seen.ran for seen in text.seen[1:]]
+    assert names == ["dflash2 + mtp"] * 2 + ["dflash2"] * 4
+
+
 def test_a_choice_is_a_function_of_what_was_seen():
     """Asked again, later, or for less, it says the same; steps of another text begin it anew."""
     strategy = adaptive(rival=True)

@@ -14,7 +14,8 @@ from tr.model.sampling import sampling
 SMALL = ("device=cpu", "params.prompts=1", "params.rounds=1", "params.steps=1", "max_new_tokens=10")
 NAMES = ["raw", "mtp", "dflash2", "dflash2_lookup"]
 VALUES = {"tokens_per_step", "step_ms", "tokens_per_s", "rows_per_step", "tokens"} | {
-    "table_tokens_per_s"
+    "table_tokens_per_s",
+    "table_tokens_per_s_by_turn",
 }
 
 
@@ -29,7 +30,12 @@ def counts(kept: list[int], proposed: list[int], seconds: float) -> Counts:
     return Counts(made, kept, proposed, accepted, ran, seconds=seconds)
 
 
-def test_a_small_run(tmp_path):
+@pytest.fixture
+def few_turns(monkeypatch):
+    monkeypatch.setattr(compare, "TURNS", 3)
+
+
+def test_a_small_run(tmp_path, few_turns):
     few = "params.strategies=[mtp,dflash2,dflash2_lookup]"
     record = record_of(tmp_path, "+exp=draft_compare", "prompts=math", few, *SMALL)
     figures = record["figures"]
@@ -56,13 +62,16 @@ def test_a_small_run(tmp_path):
         assert any("(dflash2)" in kind for kind in steps["dflash2_lookup"])
         table = 1e3 / steps["raw"]["1"]["step_ms"]
         assert raw[f"{prefix}table_tokens_per_s"] == pytest.approx(table)
+        assert len(raw[f"{prefix}table_tokens_per_s_by_turn"]) == compare.TURNS
+        blocks = [steps["dflash2"]["8"], steps["dflash2_lookup"]["8 (dflash2)"]]
+        assert blocks[0] == blocks[1]  # timed once
     # greedy and sampled, one prompt, an untimed round and a timed one, three strategies
     assert record["verdict"]["exact"] and record["verdict"]["compared_tokens"] <= 2 * 2 * 3 * 10
     assert not record["simulated_acceptance"]
     assert (tmp_path / "out" / "step_ms.png").exists()
 
 
-def test_a_random_model_has_one_family(tmp_path):
+def test_a_random_model_has_one_family(tmp_path, few_turns):
     few = ("weights=random", "model=smoke", "draft=raw", "params.strategies=['oracle rate=0.9']")
     record = record_of(tmp_path, "+exp=draft_compare", *few, *SMALL)
     values = record["figures"]["strategies"]["oracle rate=0.9"]
@@ -92,15 +101,19 @@ def test_strategies_take_turns(monkeypatch):
 def test_speeds_are_of_medians_and_the_untimed_round_does_not_count():
     first = text([], {"x": [counts([4, 2], [7, 3], s) for s in (100.0, 3.0, 1.0, 2.0)]})
     other = text([], {"x": [counts([3], [7], s) for s in (100.0, 9.0, 0.5, 1.0)]})
-    steps = {("x", 8): 2.0, ("x", 4): 0.5}
+    slow = [1.0, 2.0, 1.0, 2.0, 1.0, 1.0, 3.0, 2.0, 2.0]  # a turn's load, on every step
+    steps = {("x", 8): [2.0 * n for n in slow], ("x", 4): [0.5 * n for n in slow]}
     values = compare.measured([first, other], "x", steps)
-    assert values["table_tokens_per_s"] == pytest.approx(1e3 * 9 / (2.0 + 0.5 + 2.0))
+    each = [pytest.approx(1e3 * 9 / (2.0 + 0.5 + 2.0) / n) for n in slow]
+    assert values["table_tokens_per_s_by_turn"] == each
+    assert values["table_tokens_per_s"] == each[1]
     assert values["tokens_per_step"] == 9 / 3 and values["tokens_per_s"] == 9 / (2.0 + 1.0)
     assert values["step_ms"] == 1e3 * 3.0 / 3 and values["rows_per_step"] == (8 + 4 + 8) / 3
     assert values["tokens"] == 9
     assert values["accepted_by_position"] == pytest.approx([1, 2 / 3, 1 / 3, 0, 0, 0, 0])
     empty = compare.measured([], "x", steps)
     assert empty["tokens_per_s"] is None and empty["table_tokens_per_s"] is None
+    assert empty["table_tokens_per_s_by_turn"] == []
 
 
 def test_what_counts_of_a_text():
@@ -116,12 +129,15 @@ def test_what_counts_of_a_text():
 
 
 def speeds(sampled: float = 1.0, **by_family: float | None) -> dict:
-    """Speeds by the table; the timed rounds say the opposite, and count for nothing."""
+    """Speeds by the table, less in every turn; the timed rounds say the opposite, for nothing."""
     found = {}
     for family, speed in by_family.items():
+        turns = [speed * n for n in (1.1, 1.0, 0.8)] if speed else []
         values = {"table_tokens_per_s": speed, "tokens_per_step": 2.0}
         values["tokens_per_s"] = speed and 1e4 / speed
-        drawn = {key: v and v * sampled for key, v in values.items()}
+        drawn: dict = {key: v and v * sampled for key, v in values.items()}
+        drawn["table_tokens_per_s_by_turn"] = [v * sampled for v in turns]
+        values["table_tokens_per_s_by_turn"] = turns
         found[family] = values | {f"sampled_{key}": v for key, v in drawn.items()}
     return found
 
@@ -167,11 +183,28 @@ def test_a_rule_asks_for_greedy_and_sampled_texts():
     assert values["met"] and not compare.rule(found, "auto", ["mtp"], "code", 0.98)["met"]
 
 
+def test_the_median_turn_counts_and_the_middle_half_is_told():
+    found = {"auto": speeds(code=100.0), "mtp": speeds(code=100.0)}
+    for prefix in ("", "sampled_"):
+        turns = [90.0, 99.0, 100.0, 101.0, 120.0]
+        found["auto"]["code"][f"{prefix}table_tokens_per_s_by_turn"] = turns
+        found["mtp"]["code"][f"{prefix}table_tokens_per_s_by_turn"] = [100.0] * 5
+    values = compare.rule(found, "auto", ["mtp"], "code", 0.97)
+    for prefix in ("", "sampled_"):
+        assert values[f"{prefix}table_speed_ratio"] == 1.0
+        assert values[f"{prefix}table_speed_ratio_range"] == [0.99, 1.01]
+    assert values["met"]
+    none = {"auto": speeds(code=None), "mtp": speeds(code=None)}
+    assert compare.rule(none, "auto", ["mtp"], "code", 0.9)["table_speed_ratio_range"] == [None] * 2
+
+
 def test_a_kind_of_step_is_a_program_and_its_rows():
     run = counts([2, 1], [7, 3], 1.0)
     run.ran = ["block", "copy"]
     assert compare.kinds(run) == [("block", 8), ("copy", 4)]
-    steps = {"raw": {("raw", 1): 2.0}, "chain": {("dflash2", 8): 5.0, ("chain", 16): 6.0}}
+    block, long = [4.0, 5.0, 9.0], [6.0, 6.0, 7.0]
+    steps = {"raw": {("raw", 1): [2.0, 1.0, 3.0]}}
+    steps["chain"] = {("dflash2", 8): block, ("chain", 16): long}
     assert compare.table(steps) == {
         "raw": {"1": {"step_ms": 2.0, "ratio": 1.0}},
         "chain": {
@@ -179,6 +212,20 @@ def test_a_kind_of_step_is_a_program_and_its_rows():
             "8 (dflash2)": {"step_ms": 5.0, "ratio": 2.5},
         },
     }
+
+
+def test_steps_that_do_the_same_work_are_one_kind():
+    plain, own = Strategy(Raw()), Strategy(Raw(), plain=False)
+    one = compare.work("lookup", plain, "lookup", 1)
+    assert (
+        one == compare.work("mtp tokens=4", own, "mtp", 1) == compare.work("raw", plain, "raw", 1)
+    )
+    copied = compare.work("auto", plain, "copy + dflash2_lookup", 16)
+    assert copied == compare.work("chain", plain, "copy", 16)
+    assert copied != compare.work("chain", plain, "copy", 8)
+    long = compare.work("dflash2_lookup", plain, "dflash2_lookup", 16)
+    assert long == compare.work("chain", plain, "chain", 16)
+    assert long != compare.work("chain after=2", own, "chain", 16)
 
 
 def test_a_wrong_token_is_found():

@@ -48,6 +48,7 @@ def test_each_is_made_once_and_oracles_for_a_text(config):
     here = torch.device("cpu")
     draft = kept["lookup"].draft([1], [2], here)
     assert draft is kept["lookup"].made and isinstance(draft, Lookup) and draft.rows == 4
+    assert [kept[name].plain for name in kept] == [True, False, False]
     oracle = kept[ORACLES[0]].draft([1, 2], [3, 4], here)
     assert isinstance(oracle, Oracle) and oracle.text.tolist() == [1, 2, 3, 4]
     assert (oracle.rate, oracle.seed) == (0.3, 7)

@@ -7,7 +7,8 @@ drafts are right, each at the conversation's rate so far; a copied step likewise
 matches as long as the present one.
 
 A second draft, the rival, may begin beside the main one: its state keeps current while the main
-one's rate becomes known. Then the one that is worth more stays, and the other is let go of.
+one's rate becomes known. Then the one that is worth more stays, and the other is let go of, which
+cannot be undone: while a main one whose drafts were tried is little better, both go on.
 """
 
 import dataclasses
@@ -26,8 +27,8 @@ from tr.drafts.mtp import Mtp
 from tr.drafts.past import Past, Rate
 from tr.model.sampling import Sampling
 
-# Before a conversation has shown its own: what texts of the embedded model gave, to prompts that
-# draft_compare does not take by default.
+# Before a conversation has shown its own: what texts of the embedded model gave, to prompts past
+# the first two of each family.
 MATCHED = ((0, 0.55), (4, 0.75), (8, 0.88), (16, 0.94))  # the next token, by a match's length
 RIGHT, RIVAL = 0.66, 0.65  # a draft of the main one, of the rival, all before it right
 TAIL = 2.0  # tokens kept behind a block that was right to its end
@@ -37,6 +38,7 @@ KEEP = 0.98  # of what was seen, with every draft more
 
 TRIAL = 12  # drafts of the main one, right or the first wrong one, that a rival waits for
 STEPS = 6  # of any kind that it waits for at most
+CLEAR = 1.2  # times the rival's worth: with as much the main one is clearly better
 
 
 @dataclass(frozen=True)
@@ -231,8 +233,11 @@ class View:
             self._kept.add(step.kept)
         self.steps, self._last = self.steps + 1, step
         if self.phase is self._of.trial and (self._tried >= TRIAL or self._waited >= STEPS):
-            worth = [max(map(self._worth, phase.options)) for phase in self._of.alone]
-            self.phase = self._of.alone[worth.index(max(worth))]
+            main, rival = (max(map(self._worth, phase.options)) for phase in self._of.alone)
+            if main < rival:
+                self.phase = self._of.alone[1]
+            elif main >= CLEAR * rival or self._tried < TRIAL:
+                self.phase = self._of.alone[0]
 
     def best(self, seen: Sequence[Seen]) -> tuple[Draft, int]:
         """What is worth most: a program and its rows; the first among equals."""
