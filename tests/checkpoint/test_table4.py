@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tr.checkpoint.load import load_target
 from tr.decode.generate import generate
 from tr.drafts.raw import Raw
 from tr.model.sampling import sampling
-from tr.nn.formats.int4 import Int4
+from tr.nn.formats.int4 import Int4, int4
 from tr.nn.formats.table4 import Table4
 from tr.overrides import load
 from tr.quant import rtn
@@ -57,6 +58,20 @@ def test_loads_as_it_was_saved(folder):
         assert same(a.mlp, b.mlp) and isinstance(a.mlp.down, Table4)
     assert same(loaded.params.head, own.model.params.head)
     assert loaded.mtp is not None and own.mtp is not None and same(loaded.mtp.fc, own.mtp.fc)
+
+
+def test_tables_beside_int4_codes_load_as_they_were_saved(tmp_path):
+    own = made()
+    first, *rest = own.model.params.layers
+    down = int4(first.mlp.down.splits, own.shape.d_ff, torch.Generator().manual_seed(0))
+    mixed = replace(first, mlp=replace(first.mlp, down=down))
+    params = replace(own.model.params, layers=(mixed, *rest))
+    save_target(tmp_path / "mixed", own.shape, params, None, own.eos, {"method": "rtn"}, {})
+    loaded = load_target(tmp_path / "mixed")
+    assert loaded.warnings == ()
+    mlp = loaded.params.layers[0].mlp
+    assert isinstance(mlp.down, Int4) and isinstance(mlp.gate_up, Table4)
+    assert same(mlp, mixed.mlp) and same(loaded.params.head, own.model.params.head)
 
 
 def test_a_step_moves_the_bytes_that_are_held(folder):

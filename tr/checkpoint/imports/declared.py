@@ -102,17 +102,28 @@ def names(pattern: str, module: str) -> bool:
 
 
 def read_scheme(folder: Path, config: Mapping[str, Any]) -> Scheme:
-    """The declaration of a folder; raises ValueError for a method that is not read."""
+    """The declaration of a folder; raises ValueError for a method that is not read.
+
+    Of a folder with tables and int4 codes, as `tr.quant.folder` writes it, both: config.json's, and
+    a rule for every matrix that tokenrush.json lists.
+    """
+    own = PLAIN
     for part in (config, text_config(config)):
         if part.get("quantization_config"):
-            return parse(part["quantization_config"], folder / "config.json")
-    if (folder / "hf_quant_config.json").is_file():
+            own = parse(part["quantization_config"], folder / "config.json")
+            break
+    if own.method not in ("", "table4"):
+        return own
+    if own is PLAIN and (folder / "hf_quant_config.json").is_file():
         path = folder / "hf_quant_config.json"
         return parse({"quant_method": "modelopt", **read_json(path).get("quantization", {})}, path)
-    if (folder / "tokenrush.json").is_file():
-        path = folder / "tokenrush.json"
-        return parse({"quant_method": "tokenrush", **read_json(path)}, path)
-    return PLAIN
+    if not (folder / "tokenrush.json").is_file():
+        return own
+    path = folder / "tokenrush.json"
+    codes = parse({"quant_method": "tokenrush", **read_json(path)}, path)
+    if own is PLAIN:
+        return codes
+    return replace(own, rules=tuple((name, codes.common) for name in codes.targets))
 
 
 def parse(config: Mapping[str, Any], path: Path) -> Scheme:
