@@ -28,7 +28,7 @@ from tr.report.machine import ROOT, describe
 
 ROOMS = tuple(ROOT / room for room in ("tr", "kernels", "experiments"))
 DEMO = "+exp=dflash2_verify"
-NOT_EXACT, MISTAKE, INTERRUPTED = 1, 2, 130
+NOT_EXACT = 1
 NoOptions = make_dataclass("NoOptions", [])
 
 
@@ -102,7 +102,7 @@ def job(config: DictConfig, command: str, threads: int) -> int:
         if not is_mistake(error):
             raise
         print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
+        return overrides.MISTAKE
     finally:
         with contextlib.suppress(OSError):  # not empty: the run wrote files
             folder.rmdir()
@@ -121,7 +121,7 @@ def main() -> int:
         sys.argv[1:] = overrides.resolve(args)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
+        return overrides.MISTAKE
     codes: list[int] = []
     threads = torch.get_num_threads()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # a fault of ours shows its whole traceback
@@ -131,7 +131,7 @@ def main() -> int:
         start(lambda config: codes.append(job(config, command, threads)))()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return overrides.INTERRUPTED
     return max(codes, default=0)
 
 

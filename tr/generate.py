@@ -15,8 +15,6 @@ from tr.decode.generate import answer
 from tr.decode.stream import Counts, warnings
 from tr.decode.words import Words
 
-MISTAKE, INTERRUPTED = 2, 130
-
 
 def run(config: Generate) -> None:
     """Stream one answer to standard output, its figures to standard error."""
@@ -63,19 +61,7 @@ def summary(draft: str, prompt: int, counts: Counts) -> str:
 
 
 def main() -> int:
-    args = sys.argv[1:]
-    if "-h" in args or "--help" in args:
-        print(overrides.usage("tr.generate", "generate"))
-        return 0
-    try:
-        run(overrides.load(args, "generate"))
-    except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    return overrides.command("tr.generate", "generate", run)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,6 +22,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 ADDED = ("exp", "sweep")  # the only groups that `+` may add
 _ADDING = tuple(f"+{group}" for group in ADDED)
 FLAGS = ("-m", "--multirun", "--cfg=job", "--resolve")
+MISTAKE, INTERRUPTED = 2, 130  # how a command exits
 
 register()
 
@@ -44,6 +47,23 @@ def load(args: list[str], root: str = "config", configs: Path = CONFIGS) -> Any:
     """The checked config of one job, without Hydra's own run; raises ValueError."""
     _, objects = _check(args, root, configs)
     return objects[0]
+
+
+def command(name: str, root: str, run: Callable[[Any], None]) -> int:
+    """`python -m NAME` of one job: `run` gets its config; the exit code. A mistake is one line."""
+    args = sys.argv[1:]
+    if "-h" in args or "--help" in args:
+        print(usage(name, root))
+        return 0
+    try:
+        run(load(args, root))
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0
 
 
 def resolve(args: list[str], root: str = "config", configs: Path = CONFIGS) -> list[str]:

@@ -18,7 +18,6 @@ from tr.config import CheckpointWeights, Sampling, Serve, check_choice
 if TYPE_CHECKING:
     from tr.serve.service import Options
 
-MISTAKE, INTERRUPTED = 2, 130
 NEEDED = ("fastapi", "llguidance", "prometheus_client", "uvicorn")
 GIB, MIB = 2**30, 2**20
 
@@ -137,19 +136,7 @@ def settings(chosen: Sampling):
 
 
 def main() -> int:
-    args = sys.argv[1:]
-    if "-h" in args or "--help" in args:
-        print(overrides.usage("tr.serve", "serve"))
-        return 0
-    try:
-        run(overrides.load(args, "serve"))
-    except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return MISTAKE
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    return overrides.command("tr.serve", "serve", run)
 
 
 if __name__ == "__main__":
