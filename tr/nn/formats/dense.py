@@ -8,14 +8,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from kernels.registry import Ops
-from tr.nn.formats.operand import Operand
+from tr.nn.formats.unfused import Unfused
 from tr.tree import static, tree
 
 BLOCK = 2**25  # numbers drawn at once: 128 MiB of fp32
 
 
 @tree
-class Dense:
+class Dense(Unfused):
     """`weight` stacks matrices of `splits` rows each (q, k and v, say)."""
 
     weight: Float[Tensor, "out in"]
@@ -57,33 +57,6 @@ class Dense:
     def step(self, x: Float[Tensor, "rows in"], ops: Ops) -> Float[Tensor, "rows out"]:
         """A few rows through the operator `matmul`."""
         return ops.matmul(x, self.weight, list(self.splits))
-
-    def project(self, y: Operand, ops: Ops) -> Float[Tensor, "rows out"]:
-        """A few rows as their producer left them."""
-        return self.step(y.whole(ops), ops)
-
-    def project_beside(
-        self, y: Operand, beside: "Dense", ops: Ops
-    ) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "rows beside"]]:
-        """Two matrices that read the same rows."""
-        x = y.whole(ops)
-        return self.step(x, ops), beside.step(x, ops)
-
-    def gate_up(self, y: Operand, ops: Ops) -> Operand:
-        """silu(gate) * up of the stacked [gate | up]."""
-        return Operand(x=ops.silu_mul(self.project(y, ops)))
-
-    def add_norm(
-        self,
-        y: Operand,
-        residual: Float[Tensor, "rows out"],
-        gain: Float[Tensor, " out"],
-        eps: float,
-        ops: Ops,
-    ) -> tuple[Float[Tensor, "rows out"], Operand]:
-        """s = residual + W y, and the norm of s with gain 1 + gain."""
-        s, normed = ops.add_rms_norm(residual, self.project(y, ops), gain, eps)
-        return s, Operand(x=normed)
 
 
 def dense(

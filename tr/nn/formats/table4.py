@@ -15,15 +15,14 @@ from kernels.int4_matmul.layout import ROWS, take
 from kernels.registry import Ops
 from kernels.table4_matmul import layout
 from tr.nn.formats import many
-from tr.nn.formats.dense import Dense
 from tr.nn.formats.int4 import BLOCK
 from tr.nn.formats.many import Many, Restore
-from tr.nn.formats.operand import Operand
+from tr.nn.formats.unfused import Unfused
 from tr.tree import static, tree
 
 
 @tree
-class Table4:
+class Table4(Unfused):
     """Stacked matrices of `splits` rows each, in the kernels' tiles."""
 
     tiles: Int16[Tensor, "row_tiles units lines words"]
@@ -95,33 +94,6 @@ class Table4:
     def step(self, x: Float[Tensor, "rows in"], ops: Ops) -> Float[Tensor, "rows out"]:
         """A few rows through the operator `table4_matmul`."""
         return ops.table4_matmul(x, self.tiles, self.exponent, list(self.splits))
-
-    def project(self, y: Operand, ops: Ops) -> Float[Tensor, "rows out"]:
-        """A few rows as their producer left them."""
-        return self.step(y.whole(ops), ops)
-
-    def project_beside(
-        self, y: Operand, beside: Dense, ops: Ops
-    ) -> tuple[Float[Tensor, "rows out"], Float[Tensor, "rows beside"]]:
-        """This matrix and a small dense one that reads the same rows."""
-        x = y.whole(ops)
-        return self.step(x, ops), beside.step(x, ops)
-
-    def gate_up(self, y: Operand, ops: Ops) -> Operand:
-        """silu(gate) * up of the stacked [gate | up]."""
-        return Operand(x=ops.silu_mul(self.project(y, ops)))
-
-    def add_norm(
-        self,
-        y: Operand,
-        residual: Float[Tensor, "rows out"],
-        gain: Float[Tensor, " out"],
-        eps: float,
-        ops: Ops,
-    ) -> tuple[Float[Tensor, "rows out"], Operand]:
-        """s = residual + W y, and the norm of s with gain 1 + gain."""
-        s, normed = ops.add_rms_norm(residual, self.project(y, ops), gain, eps)
-        return s, Operand(x=normed)
 
 
 def pack(
