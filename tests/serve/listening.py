@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -87,3 +88,10 @@ def ask(engine: Engine, request: Request, **named: Callable[[JobEvent], bool]) -
 
 def chat(text: str, thinking: bool = False) -> Sequence[int]:
     return tokenizer().chat([{"role": "user", "content": text}], enable_thinking=thinking)
+
+
+def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)

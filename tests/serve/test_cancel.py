@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.serve.listening import until
 from tests.serve.texts import USER
 
 BODIES = {
@@ -50,13 +51,6 @@ class Gate:
                 self.open.wait(20)
                 yield None
             yield self.world.tokenizer.encode("a b ")
-
-
-def until(condition, seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

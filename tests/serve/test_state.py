@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.serve.listening import until
 from tests.serve.texts import CALL, CHAT_TOOL, USER
 from tr.serve.logs import JsonLines
 
@@ -100,12 +101,16 @@ def test_logs_hold_no_text(world, caplog):
     world.says("your password")
     reply = world.http.post(CHAT, json={"model": "m", "messages": secret})
     world.http.post(CHAT, json={"model": "m", "messages": secret, "temperature": "my password"})
-    lines = [JsonLines().format(record) for record in caplog.records]
-    found = [json.loads(line) for line in lines]
-    posts = [line for line in found if line.get("method") == "POST"]
-    assert [line["status"] for line in posts] == [200, 400]
-    assert posts[0]["request"] == reply.headers["x-request-id"] and posts[0]["path"] == CHAT
-    assert not any("password" in line for line in lines)
+
+    def posts():
+        found = [json.loads(JsonLines().format(record)) for record in caplog.records]
+        return [line for line in found if line.get("method") == "POST"]
+
+    until(lambda: len(posts()) == 2)  # a line follows its reply
+    assert [line["status"] for line in posts()] == [200, 400]
+    first = posts()[0]
+    assert first["request"] == reply.headers["x-request-id"] and first["path"] == CHAT
+    assert not any("password" in JsonLines().format(record) for record in caplog.records)
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
