@@ -77,6 +77,23 @@ def format_of(
     return "plain"
 
 
+#: PTX, two words of four nibbles, subnormals of fp16: n 2^-24 or n 2^-20
+INT4_WORDS = """{
+    .reg .b32 word, n, fine, coarse, middle;
+    mov.b32 fine, 0x78007800;
+    mov.b32 coarse, 0x68006800;
+    mov.b32 middle, 0xA380A380;
+    and.b32 n, $4, 0x000F000F;
+    fma.rn.f16x2 $0, n, fine, middle;
+    and.b32 n, $4, 0x00F000F0;
+    fma.rn.f16x2 $1, n, coarse, middle;
+    shr.u32 word, $4, 8;
+    and.b32 n, word, 0x000F000F;
+    fma.rn.f16x2 $2, n, fine, middle;
+    and.b32 n, word, 0x00F000F0;
+    fma.rn.f16x2 $3, n, coarse, middle;
+}"""
+
 if HAS_TRITON:
     import triton
     import triton.language as tl
@@ -98,22 +115,7 @@ if HAS_TRITON:
         add.rn.f16x2 $1, high, bias;
     }""")
 
-    # nibbles are subnormals of fp16, n 2^-24 or n 2^-20
-    _INT4_WORDS = tl.constexpr("""{
-        .reg .b32 word, n, fine, coarse, middle;
-        mov.b32 fine, 0x78007800;
-        mov.b32 coarse, 0x68006800;
-        mov.b32 middle, 0xA380A380;
-        and.b32 n, $4, 0x000F000F;
-        fma.rn.f16x2 $0, n, fine, middle;
-        and.b32 n, $4, 0x00F000F0;
-        fma.rn.f16x2 $1, n, coarse, middle;
-        shr.u32 word, $4, 8;
-        and.b32 n, word, 0x000F000F;
-        fma.rn.f16x2 $2, n, fine, middle;
-        and.b32 n, word, 0x00F000F0;
-        fma.rn.f16x2 $3, n, coarse, middle;
-    }""")
+    _INT4_WORDS = tl.constexpr(INT4_WORDS)
     STEP = tl.constexpr(2.0**9)  # what `words` of 4 bits are to be multiplied by
 
     @triton.jit

@@ -11,8 +11,8 @@ from kernels.gpu import INTERPRETED
 
 PLAIN = tl.constexpr(INTERPRETED)
 
-# the same byte of two words side by side, then both to fp16
-_FOUR_BYTES = tl.constexpr("""{
+#: PTX, the same byte of two words side by side, then both to fp16
+FOUR_BYTES = """{
     .reg .b32 low, high;
     .reg .b16 b0, b1, b2, b3;
     prmt.b32 low, $4, $5, 0x5140;
@@ -23,7 +23,8 @@ _FOUR_BYTES = tl.constexpr("""{
     cvt.rn.f16x2.e4m3x2 $1, b1;
     cvt.rn.f16x2.e4m3x2 $2, b2;
     cvt.rn.f16x2.e4m3x2 $3, b3;
-}""")
+}"""
+_FOUR_BYTES = tl.constexpr(FOUR_BYTES)
 
 
 @triton.jit

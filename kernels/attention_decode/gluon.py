@@ -37,7 +37,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.attention_decode.reference import fake
 from kernels.attention_decode.triton import LOG2_E
-from kernels.codes import STEP, TINY, format_of
+from kernels.codes import INT4_WORDS, STEP, TINY, format_of
 from kernels.define import MAX_ROWS, variant
 from kernels.gpu import (
     SUPPORT,
@@ -51,7 +51,7 @@ from kernels.gpu import (
     wait_for_inputs,
 )
 from kernels.hadamard import rotation_back
-from kernels.rounding import rounded
+from kernels.rounding import FOUR_BYTES, rounded
 
 BLOCK = 128  # keys at a time: 16 for each of 8 warps
 D = 256
@@ -94,19 +94,7 @@ _INT8_KEYS = gl.constexpr("""{
     mov.b32 {$0, $1}, low;
     mov.b32 {$2, $3}, high;
 }""")
-# the same four dims of two keys
-_FLOAT8_VALUES = gl.constexpr("""{
-    .reg .b32 low, high;
-    .reg .b16 b0, b1, b2, b3;
-    prmt.b32 low, $4, $5, 0x5140;
-    prmt.b32 high, $4, $5, 0x7362;
-    mov.b32 {b0, b1}, low;
-    mov.b32 {b2, b3}, high;
-    cvt.rn.f16x2.e4m3x2 $0, b0;
-    cvt.rn.f16x2.e4m3x2 $1, b1;
-    cvt.rn.f16x2.e4m3x2 $2, b2;
-    cvt.rn.f16x2.e4m3x2 $3, b3;
-}""")
+_FLOAT8_VALUES = gl.constexpr(FOUR_BYTES)  # the same four dims of two keys
 _INT8_VALUES = gl.constexpr("""{
     .reg .b32 low, high, n, bias;
     mov.b32 bias, 0xE480E480;
@@ -123,22 +111,7 @@ _INT8_VALUES = gl.constexpr("""{
     lop3.b32 n, high, 0x00FF00FF, 0x64806480, 0x6A;
     add.rn.f16x2 $3, n, bias;
 }""")
-# two words of four nibbles, as subnormals of fp16: n 2^-24 or n 2^-20
-_INT4 = gl.constexpr("""{
-    .reg .b32 word, n, fine, coarse, middle;
-    mov.b32 fine, 0x78007800;
-    mov.b32 coarse, 0x68006800;
-    mov.b32 middle, 0xA380A380;
-    and.b32 n, $4, 0x000F000F;
-    fma.rn.f16x2 $0, n, fine, middle;
-    and.b32 n, $4, 0x00F000F0;
-    fma.rn.f16x2 $1, n, coarse, middle;
-    shr.u32 word, $4, 8;
-    and.b32 n, word, 0x000F000F;
-    fma.rn.f16x2 $2, n, fine, middle;
-    and.b32 n, word, 0x00F000F0;
-    fma.rn.f16x2 $3, n, coarse, middle;
-}""")
+_INT4 = gl.constexpr(INT4_WORDS)
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.define import MAX_ROWS
-from kernels.int4_matmul.layout import GROUP, LINES, WORDS
+from kernels.int4_matmul.layout import GROUP, LINES, UNPACK, WORDS
 from kernels.rounding import rounded
 
 CONSUMERS = 4  # of four warps each
@@ -33,18 +33,7 @@ _GROUP = gl.constexpr(GROUP)
 _PARTS = gl.constexpr(GROUP // WORDS)  # of a group of inputs, one of each nibble
 _CONSUMERS = gl.constexpr(CONSUMERS)
 _LAST = gl.constexpr(CONSUMERS - 1)
-_UNPACK = gl.constexpr(
-    """{
-    .reg .b32 t;
-    lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $4, 4;
-    lop3.b32 $1, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $4, 8;
-    lop3.b32 $2, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $4, 12;
-    lop3.b32 $3, t, 0x000f000f, 0x43004300, 0xea;
-    }"""
-)
+_UNPACK = gl.constexpr(UNPACK)
 
 
 @gluon.jit

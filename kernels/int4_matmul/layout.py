@@ -17,6 +17,18 @@ WORDS = 32  # 16-bit words of one row of a tile
 LINES = ROWS + 4  # lines of WORDS words per tile: codes, scales, minimums
 TILE = LINES * WORDS  # 16-bit words per tile
 
+#: PTX, two words to four pairs of bfloat16: (word & 15) | 128.0, three times shifted
+UNPACK = """{
+    .reg .b32 t;
+    lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
+    shr.u32 t, $4, 4;
+    lop3.b32 $1, t, 0x000f000f, 0x43004300, 0xea;
+    shr.u32 t, $4, 8;
+    lop3.b32 $2, t, 0x000f000f, 0x43004300, 0xea;
+    shr.u32 t, $4, 12;
+    lop3.b32 $3, t, 0x000f000f, 0x43004300, 0xea;
+    }"""
+
 
 def pack(codes: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
     """codes [n, k] uint8 in 0..15, scale and minimum [n, k / 128] bfloat16 -> tiles."""

@@ -39,7 +39,7 @@ from kernels.gpu import (
     wait_for_inputs,
 )
 from kernels.int4_matmul.launch import card, check, slots
-from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
+from kernels.int4_matmul.layout import GROUP, ROWS, TILE, UNPACK, WORDS
 from kernels.int4_matmul.plan import Plan, plan
 from kernels.int4_matmul.reference import (
     SHAPES,
@@ -67,18 +67,7 @@ _MOST_AHEAD = tl.constexpr(MOST_AHEAD)
 _PLAIN = tl.constexpr(PLAIN)
 _ADD_NORM = tl.constexpr(ADD_NORM)
 _GATE_UP = tl.constexpr(GATE_UP)
-_UNPACK = tl.constexpr(
-    """{
-    .reg .b32 t;
-    lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $4, 4;
-    lop3.b32 $1, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $4, 8;
-    lop3.b32 $2, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $4, 12;
-    lop3.b32 $3, t, 0x000f000f, 0x43004300, 0xea;
-    }"""
-)  # two words to four pairs of bfloat16: (word & 15) | 128.0, three times shifted
+_UNPACK = tl.constexpr(UNPACK)
 
 _FETCH = tl.constexpr(
     """{
