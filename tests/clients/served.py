@@ -85,14 +85,16 @@ class Watched(engines.Engine):
         self.heard: list[Heard] = []
         super().__init__(*args)
 
-    def submit(self, request: Request, deliver: Callable[[JobEvent], None]) -> engines.Job:
+    def submit(
+        self, request: Request, deliver: Callable[[JobEvent], None], checked: bool = False
+    ) -> engines.Job:
         heard = Heard(request)
 
         def tell(event: JobEvent) -> None:
             heard.take(event)
             deliver(event)
 
-        job = super().submit(request, tell)
+        job = super().submit(request, tell, checked)
         self.heard.append(heard)
         return job
 

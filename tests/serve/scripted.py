@@ -66,8 +66,11 @@ class Scripted:
     def check(self, request: Request) -> None:
         self.refuse(request)
 
-    def submit(self, request: Request, deliver: Callable[[JobEvent], None]) -> Job:
-        self.check(request)
+    def submit(
+        self, request: Request, deliver: Callable[[JobEvent], None], checked: bool = False
+    ) -> Job:
+        if not checked:
+            self.check(request)
         if not self.alive:
             raise Closed("the engine is closed")
         job = Job(self, request, deliver)
@@ -92,6 +95,11 @@ class Scripted:
 
     def forget(self) -> None:
         self._figures = replace(self._figures, conversations=0)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the job that runs was told to stop."""
+        return self._running is not None and self._running.cancelled.is_set()
 
     def close(self, timeout: float | None = None, finish: bool = False) -> None:
         self.alive = False

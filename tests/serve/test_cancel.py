@@ -172,6 +172,7 @@ def test_the_server_ends_while_requests_run(other):
     until(lambda: world.engine.state().queued == 1)
     closing = threading.Thread(target=world.engine.close)
     closing.start()
+    until(lambda: world.engine.leaving)
     gate.open.set()
     for thread in (closing, *threads):
         thread.join(10)

@@ -136,13 +136,16 @@ class Engine:
             beat=time.monotonic() - self._sign,
         )
 
-    def submit(self, request: Request, deliver: Callable[[JobEvent], None]) -> Job:
+    def submit(
+        self, request: Request, deliver: Callable[[JobEvent], None], checked: bool = False
+    ) -> Job:
         """Queue it. `deliver` is called from the engine's thread, and from the one that cancels a
-        queued job; it must not wait.
+        queued job; it must not wait. `checked`: the caller has asked `check`.
 
         Raises ValueError as `check` does, QueueFull, and Closed.
         """
-        self.check(request)
+        if not checked:
+            self.check(request)
         job = Job(self, request, deliver)
         with self._lock:
             if not self._open:

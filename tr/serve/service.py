@@ -283,13 +283,11 @@ class Reply:
 
     def _start(self, request: Request) -> None:
         try:
-            self._job = self.service.engine.submit(request, self._deliver)
+            self._job = self.service.engine.submit(request, self._deliver, checked=True)
         except QueueFull as error:
             raise ApiError(FULL, str(error), headers=AGAIN) from error
         except Closed as error:
             raise ApiError(UNREADY, "the engine does not run", headers=AGAIN) from error
-        except ValueError as error:
-            raise ApiError(INVALID, str(error)) from error
         self._watch, self._over = Watch(self.service.metrics), False
 
     async def _again(self, request: Request) -> None:
