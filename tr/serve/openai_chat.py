@@ -191,6 +191,17 @@ class ChatStream:
         return data(chunk)
 
 
+def beginning(prefix: str, kind: str, model: str, service: Service) -> Body:
+    """What a whole reply and each chunk of a streamed one begin with."""
+    return {
+        "id": f"{prefix}-{uuid4().hex}",
+        "object": kind,
+        "created": service.now(),
+        "model": model or service.options.model,
+        "system_fingerprint": None,
+    }
+
+
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
@@ -200,13 +211,7 @@ def routes(service: Service) -> APIRouter:
         asked = ask(body, service)
         prepared = await service.prepare(asked)
         told, tokenizer = asked.logprobs is not None, service.tokenizer
-        head = {
-            "id": f"chatcmpl-{uuid4().hex}",
-            "object": "chat.completion",
-            "created": service.now(),
-            "model": body.model or service.options.model,
-            "system_fingerprint": None,
-        }
+        head = beginning("chatcmpl", "chat.completion", body.model, service)
         if body.stream:
             head["object"] = "chat.completion.chunk"
             used = bool((body.stream_options or {}).get("include_usage"))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
-from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -18,7 +17,7 @@ from tr.serve.formats import response_format
 from tr.serve.job import Finished, JobEvent, PromptLogprobs, TokenLogprob, Update, Usage
 from tr.serve.job import Request as Job
 from tr.serve.knobs import Knobs, stops
-from tr.serve.openai_chat import REASONS, Body, usage
+from tr.serve.openai_chat import REASONS, Body, beginning, usage
 from tr.serve.replies import answered, streamed
 from tr.serve.service import Prepared, Service
 from tr.serve.shapes import Format
@@ -181,13 +180,7 @@ def routes(service: Service) -> APIRouter:
         prepared = [one for one, _ in found]
         echoes = [echo for one, echo in found for _ in one.requests]
         tokenizer, told, answers = service.tokenizer, body.logprobs is not None, body.n or 1
-        head = {
-            "id": f"cmpl-{uuid4().hex}",
-            "object": "text_completion",
-            "created": service.now(),
-            "model": body.model or service.options.model,
-            "system_fingerprint": None,
-        }
+        head = beginning("cmpl", "text_completion", body.model, service)
         if body.stream:
             used = bool((body.stream_options or {}).get("include_usage"))
             writer = CompletionStream(head, tokenizer, echoes, answers, told, used)
