@@ -11,11 +11,17 @@ from torch import Tensor
 from kernels.define import variant
 from kernels.gpu import SUPPORT
 from kernels.int4_matmul.gluon_ring import BESIDE_ROWS, launch_ring
-from kernels.int4_matmul.gluon_stripes import launch_stripes
+from kernels.int4_matmul.gluon_stripes import AddNorm, launch_stripes
 from kernels.int4_matmul.launch import card, check
 from kernels.int4_matmul.layout import GROUP, ROWS
 from kernels.int4_matmul.plan import ring, ring_beside
-from kernels.int4_matmul.reference import SHAPES, fake, fake_beside, fake_gate_up
+from kernels.int4_matmul.reference import (
+    SHAPES,
+    fake,
+    fake_add_norm,
+    fake_beside,
+    fake_gate_up,
+)
 
 WIDTHS = replace(
     SUPPORT, devices=("cuda",), capability=(9, 0), below=(10, 0), multiples=SHAPES
@@ -89,3 +95,23 @@ def int4_gate_up(
     out_sums = x.new_empty(rows, width // GROUP, dtype=torch.float32)
     _launch(x, tiles, sums, squares, y, out_sums)
     return y, out_sums
+
+
+@variant("int4_add_norm", "gluon", fake_add_norm, support=WIDTHS)
+def int4_add_norm(
+    x: Tensor,
+    tiles: Tensor,
+    residual: Tensor,
+    gain: Tensor,
+    eps: float,
+    sums: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As the reference, for 1 to 16 rows of bfloat16."""
+    rows, n = residual.shape
+    check("int4_add_norm", x, tiles, n, True, sums, None, residual=residual, gain=gain)
+    y, normed = torch.empty_like(residual), torch.empty_like(residual)
+    out_sums, squares = (x.new_empty(rows, n // GROUP, dtype=torch.float32) for _ in range(2))
+    if y.numel():
+        end = AddNorm(residual, gain, eps, normed, squares)
+        launch_stripes(x, tiles, sums, None, y, out_sums, end)
+    return y, normed, out_sums, squares

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.define import MAX_ROWS
-from kernels.int4_matmul.layout import GROUP, LINES, UNPACK, WORDS
+from kernels.int4_matmul.layout import GROUP, LINES, ROWS, UNPACK, WORDS
 from kernels.rounding import rounded
 
-CONSUMERS = 4  # of four warps each
+CONSUMERS = 2  # of four warps each
 SHARED = 216 * 1024  # bytes for a program's ring and what stands beside it
 
 # named differently in Triton 3.6 and 3.9
@@ -28,11 +28,10 @@ viewed = getattr(gl.shared_memory_descriptor, "reinterpret", None) or (
 )
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
+_ROWS = gl.constexpr(ROWS)
 _WORDS = gl.constexpr(WORDS)
 _GROUP = gl.constexpr(GROUP)
 _PARTS = gl.constexpr(GROUP // WORDS)  # of a group of inputs, one of each nibble
-_CONSUMERS = gl.constexpr(CONSUMERS)
-_LAST = gl.constexpr(CONSUMERS - 1)
 _UNPACK = gl.constexpr(UNPACK)
 
 
@@ -95,13 +94,14 @@ def inputs_of(x, i: gl.constexpr, COLUMNS: gl.constexpr, MMA: gl.constexpr, ACRO
 @gluon.jit
 def fetch_sums(part: gl.constexpr, ts, sums_ptr, first, units, groups, rows, summed):
     """Bring the given sums of `units` groups from `first` on, round about and as many as fit: each
-    consumer a quarter of them.
+    consumer a share of them.
     """
-    QUARTER: gl.constexpr = ts.shape[1]
+    PARTS: gl.constexpr = ts.shape[0]
+    SHARE: gl.constexpr = ts.shape[1]
     COLUMNS: gl.constexpr = ts.shape[2]
-    T: gl.constexpr = gl.BlockedLayout([1, 1], [32 // COLUMNS, COLUMNS], [_CONSUMERS, 1], [1, 0])
-    held = gl.minimum(units, _CONSUMERS * QUARTER)
-    h = part * QUARTER + gl.arange(0, QUARTER, gl.SliceLayout(1, T))[:, None]
+    T: gl.constexpr = gl.BlockedLayout([1, 1], [32 // COLUMNS, COLUMNS], [4, 1], [1, 0])
+    held = gl.minimum(units, PARTS * SHARE)
+    h = part * SHARE + gl.arange(0, SHARE, gl.SliceLayout(1, T))[:, None]
     col = gl.arange(0, COLUMNS, gl.SliceLayout(0, T))[None, :]
     g = (first + h) % groups
     _copy(ts.index(part), sums_ptr + col * groups + g, (h < held) & (col < rows))
@@ -137,6 +137,37 @@ def accumulated(pair, total, d, acc):
 
 
 @gluon.jit
+def all_inputs(x, COLUMNS: gl.constexpr, MMA: gl.constexpr, ACROSS: gl.constexpr):
+    return (
+        inputs_of(x, 0, COLUMNS, MMA, ACROSS),
+        inputs_of(x, 1, COLUMNS, MMA, ACROSS),
+        inputs_of(x, 2, COLUMNS, MMA, ACROSS),
+        inputs_of(x, 3, COLUMNS, MMA, ACROSS),
+    )
+
+
+@gluon.jit
+def multiplied(words, pairs, tile: gl.constexpr, x, total, acc, MMA: gl.constexpr):
+    """acc [64, columns] + a tile times a group of x; `total` is the group's sum of each column."""
+    COLUMNS: gl.constexpr = acc.shape[1]
+    x0, x1, x2, x3 = x
+    W: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [_ROWS, _WORDS],
+    )
+    q0, q1, q2, q3 = unpack(words.index(tile).load(W), MMA)
+    pair = pairs.index(tile).load(gl.SliceLayout(1, MMA))
+    d = mma_v2(q0, x0, gl.zeros([_ROWS, COLUMNS], gl.float32, MMA))
+    d = mma_v2(q1, x1, d)
+    d = mma_v2(q2, x2, d)
+    d = mma_v2(q3, x3, d)
+    return accumulated(pair, total, d, acc)
+
+
+@gluon.jit
 def gated(gate, up, dtype: gl.constexpr):
     """silu(gate) up, rounded as the operators of its parts round."""
     gate = rounded(gate, dtype)
@@ -157,11 +188,11 @@ def wait_turn(part: gl.constexpr, turns, number):
 
 
 @gluon.jit
-def added_up(part: gl.constexpr, mail, acc, L: gl.constexpr):
+def added_up(part: gl.constexpr, mail, acc, PARTS: gl.constexpr, L: gl.constexpr):
     """Sums of the consumers up to this one; the next finds them where they were."""
     if part > 0:
         acc = mail.load(L) + acc
-    if part < _LAST:
+    if part < PARTS - 1:
         mail.store(acc)
     return acc
 
@@ -169,7 +200,8 @@ def added_up(part: gl.constexpr, mail, acc, L: gl.constexpr):
 @gluon.jit
 def pass_turn(part: gl.constexpr, turns):
     barrier()  # all threads of this consumer are done with the sums
-    mbarrier.arrive(turns.index((part + 1) % _CONSUMERS), count=1)
+    PARTS: gl.constexpr = turns.shape[0]
+    mbarrier.arrive(turns.index((part + 1) % PARTS), count=1)
 
 
 WORDS_LAYOUT = gl.NVMMASharedLayout(0, 32, 5)

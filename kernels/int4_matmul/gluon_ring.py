@@ -2,7 +2,7 @@
 
 A producer warp keeps a ring in shared memory full. A stage is one unit: the tiles of a block (4 or
 2 of 64 rows) by one group, words and parameters, and that group of x, brought by bulk copies that
-an mbarrier counts. Four consumers of four warps take the units in turn. Each turns all words of its
+an mbarrier counts. Two consumers of four warps take the units in turn. Each turns all words of its
 unit into tensor core operands in registers (128 + code, as in triton.py) and gives the stage back:
 so x is read once for all rows of a block, and while one unpacks another multiplies. Weights do not
 wait for the kernel before: the ring is filled with them before x may be read. Sums of x that are
@@ -23,8 +23,8 @@ from kernels.gpu import dependent_launch, let_next_start, power_of_two, wait_for
 from kernels.int4_matmul.gluon_parts import (
     CONSUMERS,
     SHARED,
-    accumulated,
     added_up,
+    all_inputs,
     as_operand,
     barrier,
     bulk_copy,
@@ -33,11 +33,10 @@ from kernels.int4_matmul.gluon_parts import (
     columns_for,
     fetch_sums,
     gated,
-    inputs_of,
+    multiplied,
     next_stage,
     pass_turn,
     unit_of,
-    unpack,
     viewed,
     wait_turn,
 )
@@ -54,52 +53,6 @@ _CONSUMERS = gl.constexpr(CONSUMERS)
 _LAST = gl.constexpr(CONSUMERS - 1)
 _BESIDE_ROWS = gl.constexpr(BESIDE_ROWS)
 _TILE_BYTES = gl.constexpr(2 * TILE)
-
-
-@gluon.jit
-def _all_inputs(x, COLUMNS: gl.constexpr, MMA: gl.constexpr, ACROSS: gl.constexpr):
-    return (
-        inputs_of(x, 0, COLUMNS, MMA, ACROSS),
-        inputs_of(x, 1, COLUMNS, MMA, ACROSS),
-        inputs_of(x, 2, COLUMNS, MMA, ACROSS),
-        inputs_of(x, 3, COLUMNS, MMA, ACROSS),
-    )
-
-
-@gluon.jit
-def _ordered(x):
-    """x, an int32; loads from shared memory after this are not moved ahead of it."""
-    return gl.inline_asm_elementwise(
-        "bar.warp.sync -1; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _multiplied(words, pairs, tile: gl.constexpr, xs, stage, x, total, acc, MMA: gl.constexpr):
-    """acc [64, columns] + a tile times a group of x; `total` is the group's sum of each column.
-
-    With 16 columns registers are short: half of x is read again for every tile.
-    """
-    COLUMNS: gl.constexpr = acc.shape[1]
-    x0, x1, x2, x3 = x
-    if COLUMNS == 16 and tile > 0:
-        stage = _ordered(stage)
-        x2 = inputs_of(xs.index(stage), 2, COLUMNS, MMA, False)
-        x3 = inputs_of(xs.index(stage), 3, COLUMNS, MMA, False)
-    W: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0]],
-        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0]],
-        [],
-        [_ROWS, _WORDS],
-    )
-    q0, q1, q2, q3 = unpack(words.index(tile).load(W), MMA)
-    pair = pairs.index(tile).load(gl.SliceLayout(1, MMA))
-    d = mma_v2(q0, x0, gl.zeros([_ROWS, COLUMNS], gl.float32, MMA))
-    d = mma_v2(q1, x1, d)
-    d = mma_v2(q2, x2, d)
-    d = mma_v2(q3, x3, d)
-    return accumulated(pair, total, d, acc)
 
 
 @gluon.jit
@@ -171,7 +124,7 @@ def _multiply(
     xs, ts, scales, mail, words, pairs, full, empty, turns = memory
     own, whole = deal
     rows, n, groups = sizes
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_CONSUMERS, 1], [16, 8])
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
     C: gl.constexpr = gl.SliceLayout(0, MMA)
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -179,20 +132,23 @@ def _multiply(
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     ones = gl.full([_ROWS, _WORDS], 1.0, gl.bfloat16, A)
     zero = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
-    unit = part  # of the block
     stage = part
     phase = 0
     for number in range(0, whole):
+        # of the block; not carried from one to the next: Triton 3.6 loses a count whose last value
+        # is not read
+        unit = (part - number * groups) & _LAST
         a0 = zero
         a1 = zero
         a2 = zero
         a3 = zero
         mine = (groups - unit + _LAST) // _CONSUMERS
-        for _ in range(0, mine):
+        for i in range(0, mine):
             mbarrier.wait(full.index(stage), phase)
-            x = _all_inputs(xs.index(stage), COLUMNS, MMA, False)
+            x = all_inputs(xs.index(stage), COLUMNS, MMA, False)
             if SUMS:
-                total = gl.broadcast(totals.index(unit).load(C)[None, :], zero)[0]
+                at = unit + i * _CONSUMERS
+                total = gl.broadcast(totals.index(at).load(C)[None, :], zero)[0]
             else:
                 x0, x1, x2, x3 = x
                 total = mma_v2(ones, x0, zero)
@@ -201,21 +157,19 @@ def _multiply(
                 total = mma_v2(ones, x3, total)
             w = viewed(words.index(stage), gl.int16, [TILES, _ROWS, _WORDS], FLAT)
             pair = viewed(pairs.index(stage), gl.int32, [TILES, _ROWS], LINE)
-            a0 = _multiplied(w, pair, 0, xs, stage, x, total, a0, MMA)
-            a1 = _multiplied(w, pair, 1, xs, stage, x, total, a1, MMA)
+            a0 = multiplied(w, pair, 0, x, total, a0, MMA)
+            a1 = multiplied(w, pair, 1, x, total, a1, MMA)
             if TILES == 4:
-                a2 = _multiplied(w, pair, 2, xs, stage, x, total, a2, MMA)
-                a3 = _multiplied(w, pair, 3, xs, stage, x, total, a3, MMA)
+                a2 = multiplied(w, pair, 2, x, total, a2, MMA)
+                a3 = multiplied(w, pair, 3, x, total, a3, MMA)
             mbarrier.arrive(empty.index(stage), count=1)  # all that was read is in use
-            unit += _CONSUMERS
             stage, phase = next_stage(stage, phase, _CONSUMERS, STAGES)
-        unit -= groups
         wait_turn(part, turns, number)
-        a0 = added_up(part, mail.index(0), a0, MMA)
-        a1 = added_up(part, mail.index(1), a1, MMA)
+        a0 = added_up(part, mail.index(0), a0, _CONSUMERS, MMA)
+        a1 = added_up(part, mail.index(1), a1, _CONSUMERS, MMA)
         if TILES == 4:
-            a2 = added_up(part, mail.index(2), a2, MMA)
-            a3 = added_up(part, mail.index(3), a3, MMA)
+            a2 = added_up(part, mail.index(2), a2, _CONSUMERS, MMA)
+            a3 = added_up(part, mail.index(3), a3, _CONSUMERS, MMA)
         pass_turn(part, turns)
         if part == _LAST:
             if SCALED:
@@ -265,7 +219,7 @@ def _multiply_beside(
     phase = 0
     for _ in range(part, groups, _CONSUMERS):
         mbarrier.wait(full.index(stage), phase)
-        x0, x1, x2, x3 = _all_inputs(xs.index(stage), COLUMNS, MMA, True)
+        x0, x1, x2, x3 = all_inputs(xs.index(stage), COLUMNS, MMA, True)
         w = viewed(words.index(stage), gl.bfloat16, [_PARTS, _BESIDE_ROWS, _WORDS], FLAT)
         acc = mma_v2(as_operand(w.index(0).load(W), 0, MMA), x0, acc)
         acc = mma_v2(as_operand(w.index(1).load(W), 0, MMA), x1, acc)
@@ -275,7 +229,7 @@ def _multiply_beside(
         stage, phase = next_stage(stage, phase, _CONSUMERS, STAGES)
     wait_turn(part, turns, 0)
     mail = viewed(mail, gl.float32, [4, _BESIDE_ROWS, COLUMNS], FLAT)
-    acc = added_up(part, mail.index(0), acc, MMA)
+    acc = added_up(part, mail.index(0), acc, _CONSUMERS, MMA)
     pass_turn(part, turns)
     if part == _LAST:
         out = piece * _BESIDE_ROWS + gl.arange(0, _BESIDE_ROWS, gl.SliceLayout(1, MMA))[:, None]
@@ -455,8 +409,8 @@ def _int4_ring_gluon(
     xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES] + x_rows.block_type.shape, x_rows.layout)
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    QUARTER: gl.constexpr = GROUPS // _CONSUMERS if SUMS else 32 // COLUMNS
-    ts = gl.allocate_shared_memory(gl.float32, [_CONSUMERS, QUARTER, COLUMNS], FLAT)
+    SHARE: gl.constexpr = GROUPS // _CONSUMERS if SUMS else 32 // COLUMNS
+    ts = gl.allocate_shared_memory(gl.float32, [_CONSUMERS, SHARE, COLUMNS], FLAT)
     scales = gl.allocate_shared_memory(gl.float32, [COLUMNS], LINE)
     mail = gl.allocate_shared_memory(gl.float32, [TILES, _ROWS, COLUMNS], FLAT)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -496,14 +450,6 @@ def _int4_ring_gluon(
                 (1, given, GATE_UP, TILES, BESIDE, SUMS, SCALED, GROUPS, COLUMNS, STAGES, PDL),
             ),
             (
-                _consume,
-                (2, given, GATE_UP, TILES, BESIDE, SUMS, SCALED, GROUPS, COLUMNS, STAGES, PDL),
-            ),
-            (
-                _consume,
-                (3, given, GATE_UP, TILES, BESIDE, SUMS, SCALED, GROUPS, COLUMNS, STAGES, PDL),
-            ),
-            (
                 _produce,
                 (
                     sources,
@@ -525,8 +471,8 @@ def _int4_ring_gluon(
                 ),
             ),
         ],
-        [4, 4, 4, 1],
-        [112, 112, 112, 32],
+        [4, 1],
+        [232, 24],
     )
 
 
@@ -548,6 +494,7 @@ def launch_ring(
     most_groups = max(32, power_of_two(groups))
     left = SHARED - 4 * columns * (tall * ROWS + most_groups)
     stages = min(MOST_STAGES, left // (tall * 2 * TILE + 2 * columns * GROUP))
+    stages -= stages % CONSUMERS  # a stage has one consumer: the parity of `full` is unambiguous
     if stages < CONSUMERS:
         raise ValueError(
             f"int4_matmul: {groups} groups leave room for {stages} stages, {CONSUMERS} are needed;"

@@ -1,14 +1,15 @@
 """Int4 matmul for Hopper where blocks do not come out even: stripes of them, one a processor.
 
-The ring is that of gluon_ring.py, a unit four tiles of 64 rows by one group. Four consumers of four
-warps each take one tile of every unit. They meet at the ring, never each other, so one unpacks
-while another multiplies: with a barrier of the whole program per unit the same loop took 1.4 times
-as long.
+The ring is that of gluon_ring.py, a unit four tiles of 64 rows by one group. Two consumers of four
+warps take the units in turn, each all tiles of its unit, so that x is read once. At the end of a
+block they add their sums, and the last leaves them in the program's slot.
 
 What a program owns and how blocks are shared is as in triton.py (plan.py), one program a processor.
 The producer counts the program in at the blocks that end inside its stripe, the last block is
 counted in at the end: so the program whose stripe ends with a block's last groups finishes it.
 """
+
+from dataclasses import dataclass
 
 from torch import Tensor
 from triton.experimental import gluon
@@ -27,7 +28,8 @@ from kernels.gpu import (
 from kernels.int4_matmul.gluon_parts import (
     CONSUMERS,
     SHARED,
-    accumulated,
+    added_up,
+    all_inputs,
     barrier,
     bulk_copy,
     by_blocks,
@@ -35,23 +37,33 @@ from kernels.int4_matmul.gluon_parts import (
     columns_for,
     fetch_sums,
     gated,
-    inputs_of,
+    multiplied,
     next_stage,
+    pass_turn,
     unit_of,
-    unpack,
     viewed,
+    wait_turn,
 )
 from kernels.int4_matmul.launch import card, slots
 from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
 from kernels.int4_matmul.plan import MOST_BLOCKS, STRIPE_STAGES
+from kernels.rounding import rounded
+
+TALL = 4  # tiles of a unit
+PLAIN, GATE_UP, ADD_NORM = range(3)  # how a block ends
 
 _ROWS = gl.constexpr(ROWS)
 _WORDS = gl.constexpr(WORDS)
 _GROUP = gl.constexpr(GROUP)
 _SLOT_COLUMNS = gl.constexpr(MAX_ROWS)
 _CONSUMERS = gl.constexpr(CONSUMERS)
-_BLOCK = gl.constexpr(CONSUMERS * ROWS)
-_UNIT = gl.constexpr(CONSUMERS * 2 * TILE)  # bytes of a unit's weights
+_TALL = gl.constexpr(TALL)
+_PLAIN = gl.constexpr(PLAIN)
+_GATE_UP = gl.constexpr(GATE_UP)
+_ADD_NORM = gl.constexpr(ADD_NORM)
+_LAST = gl.constexpr(CONSUMERS - 1)
+_BLOCK = gl.constexpr(TALL * ROWS)
+_UNIT = gl.constexpr(TALL * 2 * TILE)  # bytes of a unit's weights
 _MOST_BLOCKS = gl.constexpr(MOST_BLOCKS)
 
 
@@ -61,78 +73,75 @@ def _consume(
     sums_ptr,
     slot_ptr,  # the program's first
     memory,  # what stands in shared memory
-    stripe,  # its first group, its units, groups of a block, rows of x
+    stripe,  # its first group, its units, blocks it touches, groups of a block, rows of x
     SUMS: gl.constexpr,
     COLUMNS: gl.constexpr,
     HELD: gl.constexpr,
     STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Multiply one tile of every unit; leave a block's sums in the program's slot for it."""
-    xs, ts, words, pairs, full, empty, left, summed = memory
-    first, units, groups, rows = stripe
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [_CONSUMERS, 1], [16, 8])
-    W: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0]],
-        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0]],
-        [],
-        [_ROWS, _WORDS],
-    )
-    R: gl.constexpr = gl.SliceLayout(1, MMA)
-    C: gl.constexpr = gl.SliceLayout(0, MMA)
+    """Multiply every other unit; the last consumer leaves a block's sums in the program's slot."""
+    xs, ts, mail, words, pairs, full, empty, turns, left, summed = memory
+    first, units, touched, groups, rows = stripe
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    C: gl.constexpr = gl.SliceLayout(0, MMA)
     wait_for_inputs(PDL)
     if SUMS:
         fetch_sums(part, ts, sums_ptr, first, units, groups, rows, summed)
         totals = viewed(ts, gl.float32, [ts.shape[0] * ts.shape[1], COLUMNS], LINE)
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     ones = gl.full([_ROWS, _WORDS], 1.0, gl.bfloat16, A)
-    row = gl.arange(0, _ROWS, R)[:, None]
-    col = gl.arange(0, COLUMNS, C)[None, :]
-    place = slot_ptr + col * _BLOCK + part * _ROWS + row
-    live = (col < rows) & (row >= 0)
-    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
-    group = first
-    at = 0
-    stage = 0
+    zero = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
+    at = part
+    stage = part
     phase = 0
-    for unit in range(0, units):
-        mbarrier.wait(full.index(stage), phase)
-        w = viewed(words.index(stage), gl.int16, [_CONSUMERS, _ROWS, _WORDS], FLAT)
-        w = w.index(part).load(W)
-        pair = viewed(pairs.index(stage), gl.int32, [_CONSUMERS, _ROWS], LINE)
-        pair = pair.index(part).load(R)
-        q0, q1, q2, q3 = unpack(w, MMA)
-        zero = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
-        x = xs.index(stage)
-        x0, x1 = inputs_of(x, 0, COLUMNS, MMA, False), inputs_of(x, 1, COLUMNS, MMA, False)
-        d = mma_v2(q0, x0, zero)
-        e = mma_v2(q1, x1, zero)
-        if SUMS:
-            total = gl.broadcast(totals.index(at).load(C)[None, :], acc)[0]
-            at = gl.where(at + 1 == HELD, 0, at + 1)
-        else:
-            total = mma_v2(ones, x0, zero)
-            total = mma_v2(ones, x1, total)
-        x2, x3 = inputs_of(x, 2, COLUMNS, MMA, False), inputs_of(x, 3, COLUMNS, MMA, False)
-        d = mma_v2(q2, x2, d)
-        e = mma_v2(q3, x3, e)
-        if not SUMS:
-            total = mma_v2(ones, x2, total)
-            total = mma_v2(ones, x3, total)
-        mbarrier.arrive(empty.index(stage), count=1)  # all that was read is in use
-        acc = accumulated(pair, total, d + e, acc)
-        group += 1
-        if (group == groups) | (unit == units - 1):
-            gl.store(place, acc, mask=live)
-            acc = gl.zeros([_ROWS, COLUMNS], gl.float32, MMA)
-            group = 0
-            if unit < units - 1:
+    for j in range(0, touched):
+        start = gl.maximum(j * groups - first, 0)
+        stop = gl.minimum((j + 1) * groups - first, units)
+        mine = (stop - start - ((part - start) & _LAST) + _LAST) // _CONSUMERS
+        a0 = zero
+        a1 = zero
+        a2 = zero
+        a3 = zero
+        for _ in range(0, mine):
+            mbarrier.wait(full.index(stage), phase)
+            x = all_inputs(xs.index(stage), COLUMNS, MMA, False)
+            if SUMS:
+                total = gl.broadcast(totals.index(at).load(C)[None, :], zero)[0]
+            else:
+                x0, x1, x2, x3 = x
+                total = mma_v2(ones, x0, zero)
+                total = mma_v2(ones, x1, total)
+                total = mma_v2(ones, x2, total)
+                total = mma_v2(ones, x3, total)
+            w = viewed(words.index(stage), gl.int16, [_TALL, _ROWS, _WORDS], FLAT)
+            pair = viewed(pairs.index(stage), gl.int32, [_TALL, _ROWS], LINE)
+            a0 = multiplied(w, pair, 0, x, total, a0, MMA)
+            a1 = multiplied(w, pair, 1, x, total, a1, MMA)
+            a2 = multiplied(w, pair, 2, x, total, a2, MMA)
+            a3 = multiplied(w, pair, 3, x, total, a3, MMA)
+            mbarrier.arrive(empty.index(stage), count=1)  # all that was read is in use
+            at = gl.where(at + _CONSUMERS >= HELD, at + _CONSUMERS - HELD, at + _CONSUMERS)
+            stage, phase = next_stage(stage, phase, _CONSUMERS, STAGES)
+        wait_turn(part, turns, j)
+        a0 = added_up(part, mail.index(0), a0, _CONSUMERS, MMA)
+        a1 = added_up(part, mail.index(1), a1, _CONSUMERS, MMA)
+        a2 = added_up(part, mail.index(2), a2, _CONSUMERS, MMA)
+        a3 = added_up(part, mail.index(3), a3, _CONSUMERS, MMA)
+        pass_turn(part, turns)
+        if part == _LAST:
+            row = gl.arange(0, _ROWS, gl.SliceLayout(1, MMA))[:, None]
+            col = gl.arange(0, COLUMNS, C)[None, :]
+            live = (col < rows) & (row >= 0)
+            place = slot_ptr + j * (_BLOCK * _SLOT_COLUMNS) + col * _BLOCK + row
+            gl.store(place, a0, mask=live)
+            gl.store(place + _ROWS, a1, mask=live)
+            gl.store(place + 2 * _ROWS, a2, mask=live)
+            gl.store(place + 3 * _ROWS, a3, mask=live)
+            if j < touched - 1:
                 mbarrier.arrive(left, count=1)
-            place += _BLOCK * _SLOT_COLUMNS
-        stage, phase = next_stage(stage, phase, 1, STAGES)
 
 
 @gluon.jit
@@ -233,21 +242,23 @@ def _finish(
     end,
     block,
     squares_ptr,
-    y_ptr,
-    out_sums_ptr,
+    pointers,
     rows,
     n,
     groups,
-    GATE_UP: gl.constexpr,
+    eps,
+    FORM: gl.constexpr,
     SCALED: gl.constexpr,
     GROUPS: gl.constexpr,
     COLUMNS: gl.constexpr,
 ):
     """Add a block's slots in order and write what the form asks for; a warp has whole rows of x."""
+    y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr = pointers
     dtype: gl.constexpr = y_ptr.dtype.element_ty
+    GATE_UP: gl.constexpr = FORM == _GATE_UP
     OUT: gl.constexpr = _BLOCK // 2 if GATE_UP else _BLOCK
     G: gl.constexpr = OUT // _GROUP
-    AT_ONCE: gl.constexpr = 4 if COLUMNS == 8 else 2
+    AT_ONCE: gl.constexpr = 8 if COLUMNS == 8 else 4
     L: gl.constexpr = gl.BlockedLayout([1, 1, 4 * G], [1, G, 32 // G], [4, 1, 1], [2, 1, 0])
     SHARE: gl.constexpr = gl.SliceLayout(2, L)
     COL: gl.constexpr = gl.SliceLayout(1, SHARE)
@@ -258,6 +269,10 @@ def _finish(
     col = gl.arange(0, COLUMNS, COL)[:, None]
     wide = col[:, :, None]
     live = (wide < rows) & (out < n)
+    at = wide * n + out
+    if FORM == _ADD_NORM:
+        s = gl.load(residual_ptr + at, mask=live, other=0.0).to(gl.float32)
+        gain = gl.load(gain_ptr + out + wide * 0, mask=live, other=0.0).to(gl.float32)
     if SCALED:
         unit = unit_of(squares_ptr, rows, groups, GROUPS, COLUMNS)
     place = wide * _BLOCK + row
@@ -275,15 +290,23 @@ def _finish(
         r = gl.convert_layout(unit, COL)[:, None][:, :, None]
         total = total * r
         up = up * r
-    at = wide * n + out
-    if GATE_UP:
-        h = gated(total, up, dtype)
-        gl.store(y_ptr + at, h.to(dtype), mask=live)
+    if FORM == _PLAIN:
+        gl.store(y_ptr + at, total.to(dtype), mask=live)
+    else:
+        if GATE_UP:
+            h = gated(total, up, dtype)
+            gl.store(y_ptr + at, h.to(dtype), mask=live)
+        else:
+            s = rounded(s + rounded(total, dtype), dtype)
+            h = rounded(s * (1.0 + gain), dtype)
+            gl.store(y_ptr + at, s.to(dtype), mask=live)
+            gl.store(normed_ptr + at, h.to(dtype), mask=live)
         share = col * (n // _GROUP) + block * G + g
         some = (col < rows) & (block * G + g < n // _GROUP)
         gl.store(out_sums_ptr + share, gl.sum(h, axis=2), mask=some)
-    else:
-        gl.store(y_ptr + at, total.to(dtype), mask=live)
+        if FORM == _ADD_NORM:
+            first = gl.where(block * G + g == 0, eps, 0.0)
+            gl.store(out_squares_ptr + share, gl.sum(s * s, axis=2) / n + first, mask=some)
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -295,19 +318,24 @@ def _int4_stripes_gluon(
     squares_ptr,  # [rows, groups] fp32: x counts times rsqrt of their sum
     slots_ptr,  # [programs + blocks, 16, 256] fp32
     counters_ptr,  # [blocks] int32, all 0 between launches
-    y_ptr,  # [rows, n]
+    y_ptr,  # [rows, n]; add_norm: the new residual
     out_sums_ptr,  # [rows, n / 128]
+    residual_ptr,  # [rows, n]
+    gain_ptr,  # [n]
+    normed_ptr,  # [rows, n]
+    out_squares_ptr,  # [rows, n / 128]
     rows,
     n,
     blocks,
     groups,
-    GATE_UP: gl.constexpr,
+    eps,
+    FORM: gl.constexpr,
     SUMS: gl.constexpr,
     SCALED: gl.constexpr,
     GROUPS: gl.constexpr,  # a power of two, at least `groups`
     COLUMNS: gl.constexpr,  # 8 or 16, at least `rows`
     HELD: gl.constexpr,  # groups whose sums a program keeps
-    QUARTER: gl.constexpr,  # a power of two, at least a quarter of HELD
+    SHARE: gl.constexpr,  # a power of two, at least a half of HELD
     STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):
@@ -328,22 +356,28 @@ def _int4_stripes_gluon(
     )
     xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES] + x_rows.block_type.shape, x_rows.layout)
     ts = gl.allocate_shared_memory(
-        gl.float32, [_CONSUMERS, QUARTER, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        gl.float32, [_CONSUMERS, SHARE, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     last_here = gl.allocate_shared_memory(
         gl.int32, [_MOST_BLOCKS], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mail = gl.allocate_shared_memory(
+        gl.float32, [_TALL, _ROWS, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    turns = gl.allocate_shared_memory(gl.int64, [_CONSUMERS, 1], mbarrier.MBarrierLayout())
     left = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     summed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=_CONSUMERS)
-    mbarrier.init(left, count=_CONSUMERS)
+        mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(_CONSUMERS):
+        mbarrier.init(turns.index(i), count=1)
+    mbarrier.init(left, count=1)
     mbarrier.init(summed, count=_CONSUMERS)
     barrier()
-    STEP: gl.constexpr = _CONSUMERS // 2 if GATE_UP else _CONSUMERS
+    STEP: gl.constexpr = _TALL // 2 if FORM == _GATE_UP else _TALL
     BYTES: gl.constexpr = _UNIT + COLUMNS * 2 * _GROUP
     at_block = block
     at_group = first
@@ -354,8 +388,9 @@ def _int4_stripes_gluon(
         _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile, at_group)
         at_block, at_group = _next_unit(at_block, at_group, groups)
     slot_ptr = slots_ptr + (p + block) * (_BLOCK * _SLOT_COLUMNS)
-    memory = (xs, ts, words, pairs, full, empty, left, summed)
-    stripe = (first, mine, groups, rows)
+    memory = (xs, ts, mail, words, pairs, full, empty, turns, left, summed)
+    pointers = (y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr)
+    stripe = (first, mine, touched, groups, rows)
     gl.warp_specialize(
         [
             (
@@ -365,14 +400,6 @@ def _int4_stripes_gluon(
             (
                 _consume,
                 (1, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, PDL),
-            ),
-            (
-                _consume,
-                (2, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, PDL),
-            ),
-            (
-                _consume,
-                (3, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, PDL),
             ),
             (
                 _produce,
@@ -403,8 +430,8 @@ def _int4_stripes_gluon(
                 ),
             ),
         ],
-        [4, 4, 4, 1],
-        [96, 96, 96, 24],
+        [4, 1],
+        [232, 24],
     )
     barrier()  # all of this program's sums before its arrival at the last block
     A: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -424,17 +451,28 @@ def _int4_stripes_gluon(
                 end + b,
                 b,
                 squares_ptr,
-                y_ptr,
-                out_sums_ptr,
+                pointers,
                 rows,
                 n,
                 groups,
-                GATE_UP,
+                eps,
+                FORM,
                 SCALED,
                 GROUPS,
                 COLUMNS,
             )
             gl.store(counters_ptr + b, 0)
+
+
+@dataclass(frozen=True)
+class AddNorm:
+    """A block ends in the residual sum and the norm with gain, left unfinished."""
+
+    residual: Tensor
+    gain: Tensor
+    eps: float
+    normed: Tensor
+    squares: Tensor
 
 
 def launch_stripes(
@@ -444,37 +482,47 @@ def launch_stripes(
     squares: Tensor | None,
     y: Tensor,
     out_sums: Tensor | None = None,
+    add_norm: AddNorm | None = None,
 ) -> None:
-    """With `out_sums` the matrix is [gate | up], and y is silu(gate) up with its sums."""
+    """With `out_sums` alone the matrix is [gate | up], and y is silu(gate) up with its sums."""
     row_tiles, groups = tiles.shape[:2]
-    blocks = -(-row_tiles // CONSUMERS)
+    blocks = -(-row_tiles // TALL)
     programs = min(card(x.device).processors, blocks * groups)
     held = min(groups, -(-blocks * groups // programs)) if sums is not None else 1
     columns = columns_for(x.shape[0])
-    stages = min(STRIPE_STAGES, SHARED // (CONSUMERS * 2 * TILE + 2 * columns * GROUP))
-    room = slots(x.device, power_of_two((programs + blocks) * CONSUMERS * ROWS * MAX_ROWS))
-    paired = out_sums is not None
+    unit = TALL * 2 * TILE + 2 * columns * GROUP
+    left = SHARED - 4 * columns * TALL * ROWS
+    stages = min(STRIPE_STAGES, left // unit)
+    stages -= stages % CONSUMERS  # a stage has one consumer: the parity of `full` is unambiguous
+    room = slots(x.device, power_of_two((programs + blocks) * TALL * ROWS * MAX_ROWS))
+    form = ADD_NORM if add_norm else PLAIN if out_sums is None else GATE_UP
+    added = add_norm or AddNorm(y, y, 0.0, y, room)
     overlap = dependent_launch(x.device)
     _int4_stripes_gluon[(programs,)](
         by_words(x, columns),
-        *by_blocks(tiles, CONSUMERS, 2 if paired else 1),
+        *by_blocks(tiles, TALL, 2 if form == GATE_UP else 1),
         room if sums is None else sums,
         room if squares is None else squares,
         room,
         counters(x.device, power_of_two(blocks)),
         y,
         room if out_sums is None else out_sums,
+        added.residual,
+        added.gain,
+        added.normed,
+        added.squares,
         x.shape[0],
         y.shape[1],
         blocks,
         groups,
-        GATE_UP=paired,
+        added.eps,
+        FORM=form,
         SUMS=sums is not None,
         SCALED=squares is not None,
         GROUPS=max(32, power_of_two(groups)),
         COLUMNS=columns,
         HELD=held,
-        QUARTER=max(32 // columns, power_of_two(-(-held // CONSUMERS))),
+        SHARE=max(32 // columns, power_of_two(-(-held // CONSUMERS))),
         STAGES=stages,
         PDL=overlap,
         launch_pdl=overlap,

@@ -251,9 +251,35 @@ def test_int4_gate_up_rounds_as_its_parts_do(tall):
     assert (h != want).float().mean() < 0.02
 
 
+@pytest.mark.parametrize(
+    "groups, programs, stages, summed",
+    [
+        pytest.param(5, 4, 3, True, id="shared blocks, ring"),
+        pytest.param(7, 1, 4, False, id="all blocks of one program"),
+    ],
+)
+def test_int4_add_norm(groups, programs, stages, summed):
+    bench = BENCHES["int4_add_norm"]
+    arguments = bench.inputs(Draw("cpu"), 16, n=640, k=128 * groups)
+    vary(arguments[1])
+    arguments[4] = 0.5  # an eps that shows
+    if not summed:
+        arguments[5] = None
+    deal, reference = (0, programs, stages), VARIANTS["int4_add_norm"]["reference"]
+    whole = int4_run("int4_add_norm", arguments, *deal)
+    plain, exact = (bench.meaning(reference(*a)) for a in (arguments, doubled(arguments)))
+    for found, near, want in zip(bench.meaning(whole), plain, exact, strict=True):
+        assert_as_close(found, near, want)
+    assert_as_close(whole[2], group_sums(whole[1]), group_sums(whole[1].double()))
+    assert same(int4_run("int4_add_norm", arguments, *deal), whole)
+    for rows in SOME_ROWS:
+        some = int4_run("int4_add_norm", rows_of(arguments, rows), *deal)
+        assert same(some, [t[rows] for t in whole])
+
+
 LOOPS = {  # tensor core steps of a consumer's round, at most so many instructions
     "_int4_ring_gluon": (48, 260),
-    "_int4_stripes_gluon": (16, 220),
+    "_int4_stripes_gluon": (64, 460),
 }
 
 
