@@ -36,7 +36,7 @@ from tr.report.record import Outcome
 DRAFT = "draft."  # before the names of a strategy's operators
 STEP = "step"  # the scope around a whole step on a CPU
 OVERLAP = (
-    "launches overlap: a kernel's time includes its wait for the one before; TR_DEPENDENT_LAUNCH=0"
+    "launches overlap: a kernel's time includes its wait for the one before; kernel.overlap=false"
     " gives each its own"
 )
 
@@ -115,7 +115,9 @@ def run(config: Config) -> Outcome:
             }
             for name, us in sorted(parts.us.items(), key=lambda item: -item[1])
         }
-    said = made.warnings + ((OVERLAP,) if dependent_launch(device) else ())
+    said = made.warnings + (
+        (OVERLAP,) if config.kernel.overlap and dependent_launch(device) else ()
+    )
     return Outcome(figures, warnings=said, device=limits)
 
 

@@ -9,8 +9,12 @@ when the kernel before has ended and its writes are visible; that one waited too
 have ended; and until then a program touches no memory except constants such as weights.
 """
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
@@ -52,14 +56,40 @@ if HAS_TRITON:
         return last
 
 
+@dataclass(frozen=True)
+class Launching:
+    """What launches may do where the card can: overlap, and fetch weights into L2 meanwhile."""
+
+    overlap: bool = True
+    fetch_ahead: bool = True
+
+
+_launching: ContextVar[Launching] = ContextVar("launching", default=Launching())  # noqa: B039
+
+
+@contextlib.contextmanager
+def launching(how: Launching) -> Iterator[None]:
+    """Launch in this block as `how` says; kernels/switches.py puts operators into such blocks."""
+    before = _launching.set(how)
+    try:
+        yield
+    finally:
+        _launching.reset(before)
+
+
 def dependent_launch(device: torch.device) -> bool:
     """Whether kernels on `device` overlap: the value of PDL and of the option `launch_pdl`.
 
-    True from compute capability 9.0 on, unless TR_DEPENDENT_LAUNCH=0.
+    True from compute capability 9.0 on, unless `launching` or TR_DEPENDENT_LAUNCH=0 forbids it.
     """
     if device.type != "cuda" or os.environ.get("TR_DEPENDENT_LAUNCH") == "0":
         return False
-    return _capability(device) >= (9, 0)
+    return _launching.get().overlap and _capability(device) >= (9, 0)
+
+
+def fetches_ahead(device: torch.device) -> bool:
+    """Whether a kernel that overlaps the one before asks for weights before it waits."""
+    return dependent_launch(device) and _launching.get().fetch_ahead
 
 
 @functools.cache

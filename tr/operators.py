@@ -5,8 +5,11 @@ from collections.abc import Iterable
 import torch
 
 from kernels.define import FLOAT8, Target
+from kernels.gpu import Launching
 from kernels.registry import Ops, Sizes, fallbacks, select
+from kernels.switches import launched, separated
 from tr.config import MtpDraft, Run
+from tr.jit import MODES
 from tr.model.config import ModelConfig
 from tr.model.text import cache_rows
 from tr.nn.formats.kv.cache import make
@@ -94,4 +97,13 @@ def operators(
     said = fallbacks(choice, overrides, target, asked)
     if config.kv.format.startswith("kvarn") and target.type == "cuda":
         said += ("kv=kvarn: attention has no variant for a card; tile runs, which jit=eager takes",)
-    return select(choice, overrides, target, asked), said
+    ops = separated(select(choice, overrides, target, asked), config.kernel.separate)
+    how = Launching(config.kernel.overlap, config.kernel.fetch_ahead)
+    if target.type != "cuda" or how == Launching():
+        return ops, said
+    if config.jit.backend in MODES:
+        raise ValueError(
+            "kernel.overlap=false and kernel.fetch_ahead=false are for steps whose launches no"
+            f" compiler makes, got jit={config.jit.backend}; use jit=eager or jit=cuda_graph"
+        )
+    return launched(ops, how), said
