@@ -7,6 +7,7 @@ from experiments import kernel_bench
 from experiments.ceilings import ceilings
 from kernels.benches import BENCHES
 from kernels.define import VARIANTS
+from kernels.int4_matmul.others import OTHERS
 from tests.experiments.runs import record_of
 from tr.bench import Draw
 from tr.overrides import load
@@ -92,9 +93,35 @@ def _wrong(call):
     return wrong
 
 
+def test_other_libraries_kernels_stand_beside_ours(tmp_path):
+    args = "params.operators=[int4_matmul]", "params.others=[tinygemm,dense,gemlite]"
+    record = run(tmp_path, *args, "params.variants=[tile]", "params.rows=[1,8]")
+    ours, others = record["figures"]["int4_matmul"]["tile"], record["figures"]["others"]
+    assert set(others) == {"tinygemm", "dense"}
+    for cases in others.values():
+        assert set(cases) == set(ours)
+    for case in ours:
+        assert others["dense"][case]["bytes"] > 2 * ours[case]["bytes"]
+        assert others["tinygemm"][case]["bytes"] < 1.1 * ours[case]["bytes"]
+    assert record["warnings"] == ["gemlite needs cuda, this is cpu, so it is left out"]
+
+
+def test_another_library_s_wrong_result_is_found_out():
+    arguments = BENCHES["int4_matmul"].inputs(Draw("cpu"), 3, splits=[128], k=256)
+    right = kernel_bench.Right("int4_matmul", arguments)
+    x, tiles, _ = arguments
+    packed, pairs = OTHERS["tinygemm"].weights(tiles, 128)
+    call = OTHERS["tinygemm"].call
+    assert not kernel_bench.complaint_of_other(call(x, packed, pairs), right)
+    pairs[..., 1] += pairs[..., 0] / 2  # half a code more
+    assert "off by" in kernel_bench.complaint_of_other(call(x, packed, pairs), right)
+    assert "not torch.bfloat16" in kernel_bench.complaint_of_other(torch.zeros(3, 128), right)
+
+
 @pytest.mark.parametrize(
     "argument, complaint",
     [
+        ("params.others=[tinygem]", "did you mean 'tinygemm'"),
         ("params.operators=[silu_mull]", "did you mean 'silu_mul'"),
         ("params.variants=[tritn]", "did you mean 'triton'"),
         ("params.rows=[17]", r"must lie in 1\.\.16, got 17"),
