@@ -55,7 +55,8 @@ def test_model_specs_follow_the_interval(name):
 
 def test_kernel_overrides_name_the_registry_s_operators():
     names = {field.name for field in dataclasses.fields(Kernel)}
-    assert names == {"variant", *(field.name for field in dataclasses.fields(Ops))}
+    switches = {"variant", "overlap", "fetch_ahead", "separate"}
+    assert names == {*switches, *(field.name for field in dataclasses.fields(Ops))}
     chosen = composed("run=x", "kernel.matmul=reference").kernel
     assert chosen.overrides() == {"matmul": "reference"}
 
@@ -120,7 +121,7 @@ def test_paths_may_hold_anything_and_start_at_home():
         (["run=x", "++seed=3"], ["'++seed'"]),
         (["exp=train_tiny"], ["write +exp=train_tiny"]),
         (["+sweep=drafts"], ["add -m"]),
-        (["-m", "run=x", "output=here"], ["hydra.sweep.dir=FOLDER"]),
+        (["-m", "run=x", "hydra.sweep.dir=x"], ["hydra.sweep.dir", "output=FOLDER"]),
         (["run=x", ""], ["expected key=value, got ''"]),
         (["~draft"], ["expected key=value, got '~draft'"]),
         (["run=x", "--multi"], ["'--multi'", "did you mean '--multirun'"]),

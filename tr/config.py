@@ -13,6 +13,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tr.progress import MODES
+
 if TYPE_CHECKING:  # torch takes seconds to import, and a typing error should not wait for it
     import torch
 
@@ -29,6 +31,7 @@ PLANNED = {  # names that a later stage builds: refused as such, not as typing e
 QUANT_FORMATS = ("bf16", "int4_g128", "table4")
 QUANT_METHODS = ("rtn", "mse", "gptq", "gptaq", "refined", "tuned")
 KV_FORMATS = ("bf16", "fp8", "int8", "int4", "kvarn", "kvarn_v4")
+FUSED = ("int4_matmul_beside", "int4_gate_up", "int4_add_norm")  # that plainer ones can make up
 DEPTH = 64  # layers of the target that draft.random.taps are stated for
 GRID = 64  # tokens by which the delta rule goes
 MOST_TOKENS = 32768  # of a chunk
@@ -241,9 +244,16 @@ class Prefill:
 
 @dataclass
 class Kernel:
-    """`variant` for every operator; an operator's own field, where not empty, overrules it."""
+    """`variant` for every operator; an operator's own field, where not empty, overrules it.
+
+    On cards whose launches can overlap they do, and some then fetch weights into the L2 cache
+    meanwhile: `overlap`, `fetch_ahead`. `separate` operators are made of several plainer ones.
+    """
 
     variant: str = MISSING
+    overlap: bool = True
+    fetch_ahead: bool = True
+    separate: list[str] = field(default_factory=list)
     matmul: str = ""
     int4_matmul: str = ""
     int4_matmul_beside: str = ""
@@ -282,10 +292,13 @@ class Kernel:
         check_choice("kernel.variant", self.variant, ("auto", *built), PLANNED["kernel"])
         for operator, variant in self.overrides().items():
             check_choice(f"kernel.{operator}", variant, built, PLANNED["kernel"])
+        for operator in self.separate:
+            check_choice("kernel.separate", operator, FUSED)
 
     def overrides(self) -> dict[str, str]:
         """The operators whose variant is not the common one."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "variant"}
+        common = ("variant", "overlap", "fetch_ahead", "separate")
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in common}
         return {name: variant for name, variant in own.items() if variant}
 
 
@@ -677,11 +690,13 @@ class Run:
     device: Device = MISSING
     seed: int = 0
     threads: int = 0  # CPU threads; 0: torch's own choice
+    progress: str = "auto"  # bars on a terminal, else quiet; or bars, quiet, json (on stderr)
     max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
         if self.threads < 0:
             raise ValueError(f"threads must be 0 or more, got {self.threads}")
+        check_choice("progress", self.progress, MODES)
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be positive, got {self.max_new_tokens}")
 
@@ -735,6 +750,7 @@ class Serve(Run):
     name: str = ""  # of the model; empty: after its weights
     aliases: list[str] = field(default_factory=list)
     strict_model: bool = False  # refuse other names than these
+    warm: bool | None = None  # run all once before /health says ok; null: on a GPU
     thinking: bool = True  # of OpenAI requests that say nothing
     effort: str = "medium"
     efforts: dict[str, str] = field(default_factory=dict)  # clients' words -> the template's, more
@@ -758,6 +774,39 @@ class Serve(Run):
         for name in (*names, "request_seconds", "keep_alive_seconds", "shutdown_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name):g}")
+
+
+CHECKS = (
+    "versions",
+    "device",
+    "memory",
+    "checkpoint",
+    "operators",
+    "exactness",
+    "disk",
+    "port",
+)
+
+
+@dataclass
+class Doctor(Run):
+    """A machine and a checkpoint looked at: `checks` (none given: all), told as a table or JSON.
+
+    `host` and `port` are those that a server would take; `max_new_tokens` those of a text of the
+    exactness check.
+    """
+
+    checks: list[str] = field(default_factory=list)
+    report: str = "table"
+    host: str = MISSING
+    port: int = MISSING
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.checks:
+            check_choice("checks", name, CHECKS)
+        check_choice("report", self.report, ("table", "json"))
+        check_range("port", self.port, 0, 65535)
 
 
 GROUPS: dict[str, dict[str, type]] = {  # group -> schema name -> dataclass
@@ -790,6 +839,7 @@ ROOTS: dict[str, type] = {  # primary YAML -> dataclass
     "config": Config,
     "generate": Generate,
     "serve": Serve,
+    "doctor": Doctor,
 }
 
 
