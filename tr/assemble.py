@@ -209,6 +209,43 @@ class Assembly:
         return made
 
 
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """What a run's weights will be, by headers alone; `config` has the quant they are held in."""
+
+    config: Run
+    folder: Path | None  # None: random weights
+    shape: ModelConfig
+    draft: dflash2_net.Config | None  # the block draft that comes with the target
+    sizes: dict[str, Size]  # of a quantised checkpoint's large matrices
+
+    def known(self, element: float) -> dict[str, float]:
+        """Bytes of what `config` alone would not tell, with `element` bytes a number."""
+        return {name: size.nbytes(element) for name, size in self.sizes.items()}
+
+
+def outline(config: Run) -> Outline:
+    """Raises as `load_target` does before it reads a tensor."""
+    folder = _folder(config.weights)
+    shape = config.model.spec() if folder is None else read_shape(folder)
+    sizes = _sizes(config, folder)
+    as_held = config
+    for field_name, quant in (("tiles", INT4), ("tables", TABLE4)):
+        if any(getattr(size, field_name) for size in sizes.values()):
+            as_held = dataclasses.replace(config, quant=quant)
+    return Outline(as_held, folder, shape, _draft_shape(config.draft, shape, folder), sizes)
+
+
+def widens(ops: Ops, device: torch.device) -> bool:
+    """Whether dense matrices are held as the CPU multiplies them natively."""
+    return device.type == "cpu" and ops.matmul is select("tile").matmul
+
+
+def element_bytes(wide: bool) -> int:
+    """Bytes of an unquantised matrix's number as it is held."""
+    return resident_dtype(torch.bfloat16).itemsize if wide else 2
+
+
 def assemble(config: Run, capacity: int | None = None) -> Assembly:
     """Make the target that `config` names on its device, ready for the operators it picks.
 
@@ -216,20 +253,14 @@ def assemble(config: Run, capacity: int | None = None) -> Assembly:
     with caches for `capacity` tokens (default: kv.capacity_tokens).
     """
     source, device = config.weights, config.device.resolve()
-    folder = _folder(source)
-    shape = config.model.spec() if folder is None else read_shape(folder)
+    coming = outline(config)
+    folder, shape = coming.folder, coming.shape
     tokens = min(capacity or config.kv.capacity_tokens, shape.max_positions)
-    sizes = _sizes(config, folder)
-    as_held = config
-    for field_name, quant in (("tiles", INT4), ("tables", TABLE4)):
-        if any(getattr(size, field_name) for size in sizes.values()):
-            as_held = dataclasses.replace(config, quant=quant)
-    ops, warnings = operators(as_held, shape, tokens, Target.of(device))
+    ops, warnings = operators(coming.config, shape, tokens, Target.of(device))
     chunk = config.prefill.tokens(device)
-    wide = device.type == "cpu" and ops.matmul is select("tile").matmul
-    element = resident_dtype(torch.bfloat16).itemsize if wide else 2
-    known = {name: size.nbytes(element) for name, size in sizes.items()}
-    check(as_held, shape, tokens, _draft_shape(config.draft, shape, folder), element, known)
+    wide = widens(ops, device)
+    element = element_bytes(wide)
+    check(coming.config, shape, tokens, coming.draft, element, coming.known(element))
     if folder is None:
         generator = torch.Generator(device).manual_seed(_seed(source))
         make = _make(config)

@@ -1,5 +1,6 @@
 """Whether a run fits the memory that its device has free: asked before anything is loaded."""
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -97,6 +98,7 @@ def ring_bytes(c: dflash2_net.Config) -> float:
     return 2.0 * 2 * c.layers * c.kv_heads * dflash2.ring_rows(c, c.window) * c.d_head
 
 
+@functools.cache
 def draft_bytes(c: dflash2_net.Config, quant: str, fused: bool = False) -> float:
     """Weights, rotary tables and ring of a draft, whatever `quant` leaves alone in bfloat16.
 

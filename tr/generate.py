@@ -14,6 +14,7 @@ from tr.config import Generate
 from tr.decode.generate import answer
 from tr.decode.stream import Counts, warnings
 from tr.decode.words import Words
+from tr.progress import reporting
 
 
 def run(config: Generate) -> None:
@@ -52,6 +53,11 @@ def run(config: Generate) -> None:
     print(summary(draft.name, len(prompt), counts), file=sys.stderr)
 
 
+def told(config: Generate) -> None:
+    with reporting(config.progress):
+        run(config)
+
+
 def summary(draft: str, prompt: int, counts: Counts) -> str:
     speed = sum(counts.kept) / counts.seconds if counts.seconds else 0.0
     return (
@@ -61,7 +67,7 @@ def summary(draft: str, prompt: int, counts: Counts) -> str:
 
 
 def main() -> int:
-    return overrides.command("tr.generate", "generate", run)
+    return overrides.command("tr.generate", "generate", told)
 
 
 if __name__ == "__main__":

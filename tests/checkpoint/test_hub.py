@@ -136,7 +136,7 @@ except ConnectionError as error:
     print(error)
 """
     done = ask(code, tmp_path, "http://127.0.0.1:9", **env)
-    assert "cannot be reached and some/model is not in the cache" in done.stdout, done.stderr
+    assert "was not reached and some/model is not in the cache" in done.stdout, done.stderr
     assert "weights.path" in done.stdout
 
 

@@ -1,6 +1,7 @@
 """Where a checkpoint is: a local folder, or a hub repository downloaded into its usual cache."""
 
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -12,6 +13,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import tqdm
+
+from tr.progress import silenced
 
 PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
 
@@ -35,9 +39,19 @@ def resolve(path: str | None, repo: str | None, revision: str | None = None) -> 
     return _download(repo, revision)
 
 
+class Silent(tqdm):
+    """The hub's own bar, not shown."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "disable": True})
+
+
 def _download(repo: str, revision: str | None) -> Path:
+    shown = Silent if silenced() else None
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
+        return Path(
+            snapshot_download(repo, revision=revision, allow_patterns=PATTERNS, tqdm_class=shown)
+        )
     except HFValidationError as error:
         raise ValueError(f"checkpoint: {repo!r} is no repository name; use OWNER/NAME") from error
     except GatedRepoError as error:
@@ -53,8 +67,8 @@ def _download(repo: str, revision: str | None) -> Path:
         raise ValueError(f"checkpoint: repository {repo} has no revision {revision!r}") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise ConnectionError(
-            f"checkpoint: the hub cannot be reached and {repo} is not in the cache; go online, or "
-            "give a downloaded folder as weights.path"
+            f"checkpoint: the hub was not reached and {repo} is not in the cache; go online and"
+            f" `hf download {repo}`, or give a downloaded folder as weights.path"
         ) from error
     except HfHubHTTPError as error:
         raise ConnectionError(f"checkpoint: download of {repo} failed: {error}") from error

@@ -30,6 +30,7 @@ from tr.nn.formats.dense import Dense
 from tr.nn.formats.int4 import Int4
 from tr.nn.formats.matrix import Matrix, stays
 from tr.nn.formats.table4 import Table4
+from tr.progress import stage
 from tr.tree import map_tensors, tensors, tree
 
 T = TypeVar("T")
@@ -270,9 +271,12 @@ def open_into(
 
 def _load(loading: Loading, params: T) -> tuple[T, tuple[Held, ...]]:
     values, report = [], []
-    for piece in loading.pieces(params):
-        values.append(piece.value)
-        report += piece.report
+    total = sum(one.nbytes for stored in loading.plan.reads.values() for one in stored)
+    with stage("loading", total, "bytes") as told:
+        for piece in loading.pieces(params):
+            values.append(piece.value)
+            report += piece.report
+            told.advance(sum(held.stored_bytes for held in piece.report))
     spec = pytree.tree_structure(params, is_leaf=lambda x: isinstance(x, Dense))
     loaded = pytree.tree_unflatten(values, spec)
     held = tensors(loaded)

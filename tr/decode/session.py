@@ -49,11 +49,13 @@ from tr.decode.step import (
     is_short,
     read,
     read_short,
+    reading,
 )
 from tr.decode.stream import Counts, Stream, advance, begun
 from tr.decode.words import Listener
 from tr.drafts.base import Draft
 from tr.model.sampling import Sampling
+from tr.progress import Stage
 
 EVERY = 4096  # tokens of a long prompt from one snapshot to the next
 SLABS = 4  # snapshots that stand in pinned memory, of at most a quarter of the budget
@@ -122,6 +124,8 @@ class Sessions:
     another one takes its place. Raises ValueError where not even a snapshot fits.
 
     `passed` is called with the name of each phase of a turn when the host is through with it.
+    `found` says how the last prompt's beginning was known: append (it ends where the device stood),
+    snapshot (earlier in that text), host (it is another text's), miss (it was not).
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class Sessions:
         self.model, self.draft, self.capacity, self.strict = model, draft, capacity, strict
         self.every = -(-every // model.chunk) * model.chunk if strict else every
         self.passed: Callable[[str], None] = lambda phase: None
+        self.found = "miss"
         self._states: dict[tuple[Draft, ...], State] = {}
         self._turn: Turn | None = None
         self._active: Conversation | None = None  # whose rows stand on the device
@@ -189,7 +194,8 @@ class Sessions:
             with torch.inference_mode():
                 draft = self._take_up(source, reused, ids)
                 self.passed("take_up")
-                owed = self._read(draft, text, reused, marks, goes_on, hear)
+                with reading(self.model, len(ids) - reused) as told:
+                    owed = self._read(draft, text, reused, marks, goes_on, hear, told)
                 self.passed("read")
                 state = begin(self.model, self._states[draft.programs], sampling)
                 stream = begun(self.model, draft, sampling, state)
@@ -302,6 +308,8 @@ class Sessions:
         snapshot = source.snapshots[pos] if source else None
         stays = source is not None and source is self._active and pos == source.end
         there = stays and pos == self._live
+        behind = "snapshot" if source is self._active else "host"
+        self.found = "miss" if source is None else "append" if there else behind
         self._leave()
         if not stays:
             self._save(source)
@@ -332,6 +340,7 @@ class Sessions:
         marks: Sequence[int],
         goes_on: Callable[[int], bool],
         hear: Callable[[Tensor, int], None] | None,
+        told: Stage,
     ) -> bool:
         """Read ids[pos:] up to each place that keeps a snapshot; whether the end is one to keep."""
         text, key, chunk = self._active, draft.programs, self.model.chunk
@@ -350,6 +359,7 @@ class Sessions:
                 else:
                     state = read(self.model, draft, state, tokens, place, hear)
                 self._states[key] = state
+                told.advance(end - pos)
                 pos = end
                 if not goes_on(pos):
                     text.ids = ids[:pos]

@@ -6,6 +6,7 @@ cannot depend on the draft.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from tr.jit import forget, jit
 from tr.model import text
 from tr.model.sampling import Sampling, check_bias
 from tr.nn.attention import State as Cache
+from tr.progress import Stage, stage
 from tr.tree import tree, typed
 
 GRID = 64  # tokens by which the delta rule goes: a chunk of a prompt is a multiple of it
@@ -179,9 +181,16 @@ def prefill(
     if turn and is_short(draft, done, len(prompt), capacity):
         return begin(model, read_short(model, draft, state, prompt), sampling)
     ends = cuts(done, len(prompt), model.chunk, strict)
-    for start, stop in zip([done, *ends], ends, strict=False):
-        state = read(model, draft, state, prompt[start - done : stop - done], ends[-1])
+    with reading(model, len(prompt)) as told:
+        for start, stop in zip([done, *ends], ends, strict=False):
+            state = read(model, draft, state, prompt[start - done : stop - done], ends[-1])
+            told.advance(stop - start)
     return begin(model, state, sampling)
+
+
+def reading(model: Model, tokens: int) -> AbstractContextManager[Stage]:
+    """The stage of reading `tokens` tokens of a prompt; of a single chunk nothing is told."""
+    return stage("prefill", tokens, "tokens", told=tokens > model.chunk)
 
 
 def check_prompt(model: Model, done: int, tokens: int, capacity: int, sampling: Sampling) -> None:

@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 GIB = 2**30
 
 
-def _output(*command: str) -> str | None:
+def command(*words: str) -> str | None:
     """What a command prints, or None where it is missing or fails."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -29,7 +29,7 @@ def commit() -> tuple[str | None, bool]:
     """
     if named := os.environ.get("TR_COMMIT"):
         return named, False
-    return _output("git", "rev-parse", "HEAD"), bool(_output("git", "status", "--porcelain"))
+    return command("git", "rev-parse", "HEAD"), bool(command("git", "status", "--porcelain"))
 
 
 def versions() -> dict[str, str | None]:
@@ -66,7 +66,7 @@ def _cuda(device: torch.device) -> dict[str, Any]:
     }
     queries = ("driver_version", "power.limit", "clocks.sm", "clocks.mem", "clocks.max.sm")
     index = torch.cuda.current_device() if device.index is None else device.index
-    line = _output(
+    line = command(
         "nvidia-smi",
         f"--id={index}",
         f"--query-gpu={','.join(queries)}",
