@@ -35,6 +35,11 @@ def ceilings(device: torch.device) -> dict[str, float]:
     return found
 
 
+def read_gb_per_s(device: torch.device) -> float:
+    """The read bandwidth alone; less than two seconds."""
+    return _read(_buffer(device))
+
+
 def wall_gb_per_s(measured: Mapping[str, float], known: float | None) -> float:
     """What a step's bytes are held against: the larger of this run's and the known bandwidth."""
     return max(measured["read_gb_per_s"], known or 0.0)
