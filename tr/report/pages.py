@@ -1,79 +1,24 @@
-"""Records as pages: a run's own report, a report over many records, the README's figures."""
+"""Records as pages: a run's own report, and one over many records."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tr.report.kernels import fast_matmuls
-from tr.report.machine import ROOT
+from tr.report import beside, pictures, sweep
+from tr.report.origin import ceilings_line, origin_line, verdict_line
+from tr.report.pictures import Files
+from tr.report.plot import Plot
 from tr.report.plots import plots
-from tr.report.record import load, write
-from tr.report.tables import markdown, number, tables
+from tr.report.plots.across import together
+from tr.report.record import write
+from tr.report.tables import Table, markdown, tables
 
-RECORDS = ROOT / "experiments" / "records"
-README = ROOT / "README.md"
-BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
-NOTHING = "No records are committed yet."
-
-#: experiments that the README shows, and what of their figures
-HEADLINES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
-    "dflash2_verify": dict,
-    "decode": dict,
-    "verify_cost": dict,
-    "prefill": dict,
-    "long_turn": dict,
-    "kv_quality": dict,
-    "step_profile": dict,
-    "compile_compare": dict,
-    "kernel_bench": fast_matmuls,
-}
-
-#: experiments that compare something else than speculation, and what holds where they find no fault
-EQUAL = {
-    "replay_check": "the backend's steps equal eager steps, rows alone equal rows among others",
-    "device_check": "the device's texts equal the CPU reference's, up to near ties",
-    "prefill": "a prompt read in two runs on the chunks' grid equals one read whole",
-    "resume_exact": "a conversation taken up again writes what one that never paused writes",
-    "serve_cost": "answers through HTTP equal the engine's own",
-    "serve_load": "answers under load equal those of a quiet run",
-}
+PAGE = "report.md"
+WROTE = "<!-- tr.report wrote: "
 
 
-def ceilings_line(device: Mapping[str, Any]) -> str:
-    """The limits that a run measured, or an empty string."""
-    units = {
-        "read_gb_per_s": ("read", "GB/s"),
-        "copy_gb_per_s": ("copy", "GB/s"),
-        "matmul_tflops": ("bf16 matmul", "TFLOP/s"),
-        "graph_node_us": ("graph node", "us"),
-    }
-    if "copy_gb_per_s" not in device:
-        return ""
-    parts = [f"{n} {number(device[k])} {unit}" for k, (n, unit) in units.items() if k in device]
-    return f"Ceilings measured in this run: {', '.join(parts)}."
-
-
-def verdict_line(record: Mapping[str, Any]) -> str:
-    verdict = record["verdict"]
-    if verdict is None:
-        return "No exactness verdict: nothing was compared."
-    compared = f"{verdict['compared_tokens']:,} tokens compared"
-    if verdict["exact"]:
-        equal = EQUAL.get(record["experiment"], "speculative output equals raw output")
-        return f"Exact: {equal}, {compared}."
-    return f"NOT exact, {compared}; first divergence: {verdict['first_divergence']}"
-
-
-def origin_line(record: Mapping[str, Any]) -> str:
-    commit = (record["commit"] or "unknown")[:12] + (" + changes" if record["dirty"] else "")
-    return (
-        f"{record['device'].get('name', 'unknown device')}, {record['utc'][:10]}, commit {commit},"
-        f" torch {record['versions'].get('torch')}, seed {record['seed']}"
-    )
-
-
-def section(record: Mapping[str, Any], title: str, images: Mapping[str, str]) -> str:
-    """Markdown of one record; `images` maps a plot's name to its address."""
+def section(record: Mapping[str, Any], title: str, images: Sequence[str] = ()) -> str:
+    """Markdown of one record; `images` are Markdown too."""
     parts = [f"## {title}", verdict_line(record), f"{origin_line(record)}: `{record['command']}`"]
     if line := ceilings_line(record["device"]):
         parts.append(line)
@@ -83,52 +28,91 @@ def section(record: Mapping[str, Any], title: str, images: Mapping[str, str]) ->
         parts.append("\n".join(f"- warning: {text}" for text in record["warnings"]))
     for table in tables(record["figures"]):
         parts += [f"**{table.title}**", markdown(table)]
-    parts += [f"![{name.replace('_', ' ')}]({address})" for name, address in images.items()]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *images]) + "\n"
 
 
 def write_report(records: Mapping[str, Mapping[str, Any]], folder: Path) -> Path:
-    """Write `report.md` and its plots for records by title; the path of the report."""
+    """What a run leaves beside its record: `report.md`, and a picture and data of each plot."""
     sections = []
     for title, record in records.items():
-        prefix = "" if len(records) == 1 else f"{title.replace('/', '-')}-"
         drawn = plots(record)
-        for name, data in drawn.items():
-            write(folder / f"{prefix}{name}.png", data)
-        sections.append(section(record, title, {name: f"{prefix}{name}.png" for name in drawn}))
-    write(folder / "report.md", "\n".join(sections))
-    return folder / "report.md"
+        for name, plot in drawn.items():
+            for file, data in pictures.quick(name, plot).items():
+                write(folder / file, data)
+        images = [pictures.quick_image(name, plot) for name, plot in drawn.items()]
+        sections.append(section(record, title, images))
+    write(folder / PAGE, "\n".join(sections))
+    return folder / PAGE
 
 
-def figures_block(folder: Path = RECORDS) -> str:
-    """What stands between the README's markers: headline records in the order of HEADLINES, and the
-    others by name, which are also those with a kernel's variant chosen by hand.
+def whole(
+    records: Mapping[str, Mapping[str, Any]],
+    extra: Mapping[str, Plot] | None = None,
+    only: Sequence[str] = (),
+) -> Files:
+    """A report over records: tables of those of one experiment beside each other, each record's
+    own section, and plots in light and dark; `only` names the plots to draw, all by default.
     """
-    found, sections, others = [], [], []
-    order = list(HEADLINES)
-    for path in sorted(folder.glob("**/*.json")):
-        record, title = load(path), str(path.relative_to(folder).with_suffix(""))
-        by_hand = any(v for k, v in record["config"].get("kernel", {}).items() if k != "variant")
-        if (name := record["experiment"]) in HEADLINES and not by_hand:
-            shown = {**record, "figures": HEADLINES[name](record["figures"])}
-            found.append(((order.index(name), title), shown))
-        else:
-            others.append(f"`{title}`")
-    for (*_, title), shown in sorted(found, key=lambda item: item[0]):
-        sections.append(section(shown, title, {}).replace("## ", "### ", 1))
+    shared = {**together(records), **(extra or {})}
+    own = {title: plots(record) for title, record in records.items()}
+    names = {*shared, *(name for drawn in own.values() for name in drawn)}
+    for name in only:
+        if name not in names:
+            experiments = ", ".join(sorted({r["experiment"] for r in records.values()}))
+            raise ValueError(
+                f"plot {name} has nothing to show: expected records with its figures, got"
+                f" {experiments}, whose plots are {', '.join(sorted(names)) or 'none'};"
+                " choose among these, or other records"
+            )
+    files: Files = {}
+
+    def image(file: str, name: str, plot: Plot) -> list[str]:
+        if only and name not in only:
+            return []
+        files.update(pictures.full(file, plot))
+        return [pictures.full_image(file, plot)]
+
+    parts = [image(name, name, plot) for name, plot in shared.items()]
+    pages = ["\n\n".join(line for part in parts for line in part) + "\n"] if any(parts) else []
+    for table in [*summaries(records), *beside.tables(records)]:
+        pages.append(f"## {table.title}\n\n{markdown(table)}\n")
+    for title, record in records.items():
+        prefix = "" if len(records) == 1 else f"{title.replace('/', '-')}-"
+        found = [image(f"{prefix}{name}", name, plot) for name, plot in own[title].items()]
+        pages.append(section(record, title, [line for part in found for line in part]))
+    return sealed(files, "\n".join(pages))
+
+
+def summaries(records: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    """Of each experiment with more records than fit beside each other, a row per record."""
+    groups: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for title, record in records.items():
+        groups.setdefault(record["experiment"], {})[title] = record
+    many = {name: group for name, group in groups.items() if len(group) > beside.ACROSS}
+    return [sweep.table(group, name, names=True) for name, group in many.items()]
+
+
+def sealed(files: Files, page: str) -> Files:
+    """A report whose page names the other files, so that a later one may replace them."""
+    return {**files, PAGE: f"{page}\n{WROTE}{', '.join(sorted(files))} -->\n".encode()}
+
+
+def replace_folder(folder: Path, files: Files) -> None:
+    """Write a report's files where nothing is, or where only an earlier report's files are."""
+    page = folder / PAGE
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    earlier = text.rpartition(WROTE)[2].partition(" -->")[0].split(", ") if WROTE in text else []
+    mine = {PAGE, *earlier} if WROTE in text else set()
+    inside = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    others = [name for name in inside if name not in mine]
     if others:
-        sections.append(f"Further records: {', '.join(others)}.\n")
-    return "\n".join(sections) or NOTHING + "\n"
-
-
-def update_readme(readme: Path = README, folder: Path = RECORDS) -> bool:
-    """Regenerate the README's figures; whether they changed."""
-    old = readme.read_text(encoding="utf-8")
-    head, begin, rest = old.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{readme} lacks the lines {BEGIN} and {END}")
-    new = f"{head}{BEGIN}\n\n{figures_block(folder)}\n{END}{tail}"
-    if new != old:
-        write(readme, new)
-    return new != old
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        raise ValueError(
+            f"{folder} holds other files: expected an empty folder or an earlier report, got"
+            f" {', '.join(others[:3])}{more}; choose another --output"
+        )
+    for name, data in files.items():
+        write(folder / name, data)
+    for name in inside:
+        if name not in files:
+            (folder / name).unlink()

@@ -97,15 +97,27 @@ def leaves(figures: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def validate(record: Any, source: str) -> None:
     """Raise ValueError, naming `source`, unless `record` has the keys and types of a record."""
     if not isinstance(record, dict) or "schema" not in record:
-        raise ValueError(f"{source} is not a record: it has no schema number")
+        raise ValueError(
+            f"{source} is not a record: it has no schema number, expected {SCHEMA}; leave it out"
+        )
     if record["schema"] != SCHEMA:
-        raise ValueError(f"{source} has record schema {record['schema']}, expected {SCHEMA}")
+        raise ValueError(
+            f"{source} has record schema {record['schema']}, expected {SCHEMA}; read it with the"
+            " commit that wrote it, or run its experiment again"
+        )
     missing = [key for key in KEYS if key not in record]
     if missing:
-        raise ValueError(f"{source} is not a whole record: it lacks {', '.join(missing)}")
+        raise ValueError(
+            f"{source} is not a whole record: it lacks {', '.join(missing)}; run its experiment"
+            " again"
+        )
     for key, kind in KEYS.items():
         if not isinstance(record[key], kind):
-            raise ValueError(f"{source}: {key} is a {type(record[key]).__name__}")
+            names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+            raise ValueError(
+                f"{source}: expected {key} to be a {names}, got a {type(record[key]).__name__};"
+                " run its experiment again"
+            )
     for path, value in leaves(record["figures"]):
         if not isinstance(value, (bool, int, float, str, type(None))):
             raise ValueError(f"{source}: figure {path} is a {type(value).__name__}, not a number")

@@ -105,9 +105,10 @@ def tables(figures: Mapping[str, Any]) -> list[Table]:
     return plain + lists
 
 
-def markdown(table: Table) -> str:
+def markdown(table: Table, align: str = "---:|") -> str:
+    """`align`: of the columns after the first."""
     head = "| " + " | ".join(table.columns) + " |"
-    rule = "|---|" + "---:|" * (len(table.columns) - 1)
+    rule = "|---|" + align * (len(table.columns) - 1)
     rows = (
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows
     )
