@@ -1,7 +1,5 @@
 """The command: what a run leaves behind, what it prints last, and how it ends."""
 
-import dataclasses
-import json
 import subprocess
 import sys
 import types
@@ -10,41 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tr import experiment
+from tests import trivial
+from tr import experiment, job
 from tr.report import record
-from tr.report.record import Outcome, Verdict
-
-FAMILY = {"tokens_per_step": 3.5, "accepted_by_position": [0.9, 0.5], "raw_tokens_per_s": 50.0}
-
-
-@dataclasses.dataclass
-class Options:
-    end: str = "exact"
-
-
-def run(config):
-    end = config.options(Options).end
-    if end == "mistake":
-        raise ValueError("prompt too long: 9000 of 8192 tokens")
-    if end == "no file":
-        raise FileNotFoundError("no weights at there")
-    if end == "fault":
-        torch.zeros(2).reshape(3)
-    if end == "nan":
-        return Outcome({"speed": float("nan")})
-    torch.set_default_dtype(torch.float64)  # the next job must not see this
-    verdict = Verdict(end == "exact", 200, None if end == "exact" else {"position": 7})
-    figures = {"draft": config.draft.strategy, "families": {"essay": FAMILY}, "seed": config.seed}
-    return Outcome(figures, verdict, warnings=("fell back",), device={"read_gb_per_s": 20.0})
+from tr.report.machine import ROOT
 
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, capsys):
     """Call the command in an empty folder: exit code, standard output, standard error."""
-    module = types.ModuleType("experiments.trivial")
-    module.run, module.Options = run, Options  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "experiments.trivial", module)
-    monkeypatch.setattr(experiment, "ROOMS", (*experiment.ROOMS, Path(__file__).parent))
+    monkeypatch.setitem(sys.modules, "experiments.trivial", trivial.module())
+    monkeypatch.setattr(job, "ROOMS", trivial.ROOMS)
     monkeypatch.chdir(tmp_path)
 
     def call(*args: str) -> tuple[int, str, str]:
@@ -69,7 +43,7 @@ def test_a_run_leaves_a_whole_record(command, tmp_path):
     assert made["config"]["draft"] == {
         "strategy": "lookup", "tokens": 7, "ngram_min": 2, "ngram_max": 4,
     }  # fmt: skip
-    assert made["config"]["params"] == {"end": "exact"}
+    assert made["config"]["params"] == {"end": "exact", "number": 0}
     assert "output" not in made["config"]
     assert made["command"] == "python -m tr.experiment run=trivial draft=lookup seed=3"
     assert made["seed"] == 3 and made["figures"]["seed"] == 3
@@ -124,20 +98,12 @@ def test_a_record_is_never_overwritten(command, tmp_path):
     assert (tmp_path / "a folder=1" / "record.json").read_bytes() == before
 
 
-def test_a_sweep_resets_what_a_job_changed(command, tmp_path):
-    code, _, _ = command("-m", "run=trivial", "draft=raw,mtp", "params.end=exact")
-    assert code == 0 and torch.get_default_dtype() == torch.float64
-    found = sorted((tmp_path / "outputs" / "sweep").rglob("record.json"))
-    records = [json.loads(path.read_text()) for path in found]
-    assert [made["figures"]["draft"] for made in records] == ["raw", "mtp"]
-
-
 def test_reset_gives_a_fresh_state():
     config = types.SimpleNamespace(seed=5, threads=0)
     draws = []
     for _ in range(2):
         torch.set_default_dtype(torch.float64)
-        experiment.reset(config, threads=1)  # type: ignore[arg-type]
+        job.reset(config, threads=1)  # type: ignore[arg-type]
         draws.append(torch.randn(3))
     assert torch.equal(*draws) and draws[0].dtype == torch.float32
     assert torch.get_num_threads() == 1
@@ -146,7 +112,7 @@ def test_reset_gives_a_fresh_state():
 def test_as_a_process():
     def call(*args: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tr.experiment", *args]
-        return subprocess.run(command, capture_output=True, text=True, cwd=experiment.ROOT)
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
     shown = call("--help")
     assert shown.returncode == 0 and "dflash2_verify" in shown.stdout
