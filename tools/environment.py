@@ -19,6 +19,7 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "environment.json"
 ANY_TORCH = "torch>=2.11"
 NEEDED = (3, 11)
+EXTRAS = {"dev": 0.2, "notebooks": 0.1}  # GB beside the 0.1 of what is always needed
 
 
 def fail(message):
@@ -26,27 +27,34 @@ def fail(message):
     sys.exit(1)
 
 
-def wanted(dev):
-    """What a finished environment's stamp says."""
+def stamp():
+    """What the stamp of .venv says; nothing where there is none or it is damaged."""
+    try:
+        return json.loads(STAMP.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def wanted(*extras):
+    """What a finished environment's stamp says; one keeps the extras that it has."""
     digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    return {"pyproject": digest, "dev": dev, "torch": os.environ.get("TORCH", ANY_TORCH)}
+    kept = sorted({*extras, *stamp().get("extras", ())})
+    return {"pyproject": digest, "extras": kept, "torch": os.environ.get("TORCH", ANY_TORCH)}
 
 
 def is_current(want):
-    """Whether .venv serves `want`: one with the dev tools serves without, any torch the default."""
-    try:
-        have = json.loads(STAMP.read_text())
-    except (OSError, ValueError):
-        return False
-    if not (VENV / "bin" / "python").exists():
+    """Whether .venv serves `want`: one with more extras does, any torch serves the default."""
+    have = stamp()
+    if not have or not (VENV / "bin" / "python").exists():
         return False
     torch_fits = want["torch"] in (ANY_TORCH, have["torch"])
-    return have["pyproject"] == want["pyproject"] and have["dev"] >= want["dev"] and torch_fits
+    extras_fit = set(want["extras"]) <= set(have.get("extras", ()))
+    return have["pyproject"] == want["pyproject"] and extras_fit and torch_fits
 
 
 def plan(uv, want):
     """One line: the tool, torch's build and size, the rest's size."""
-    rest = "other packages about 0.3 GB" if want["dev"] else "other packages about 0.1 GB"
+    rest = f"other packages about {0.1 + sum(EXTRAS[e] for e in want['extras']):.1f} GB"
     tool = "uv" if uv else "pip"
     cpu, cuda = "its CPU build, about 0.2 GB", "its CUDA build, about 3 GB"
     if "+cpu" in want["torch"] or platform.system() != "Linux":
@@ -105,7 +113,7 @@ def run(*command, **environment):
 
 
 def main():
-    want = wanted("--dev" in sys.argv[1:])
+    want = wanted(*(name for name in EXTRAS if f"--{name}" in sys.argv[1:]))
     if is_current(want):
         print("The environment .venv is complete; nothing to fetch.", flush=True)
         return
@@ -114,7 +122,8 @@ def main():
     if STAMP.exists():
         STAMP.unlink()
     create(uv)
-    packages = [want["torch"], "-e", ".[dev]" if want["dev"] else "."]
+    extras = f"[{','.join(want['extras'])}]" if want["extras"] else ""
+    packages = [want["torch"], "-e", f".{extras}"]
     python = VENV / "bin" / "python"
     if uv:
         backend = os.environ.get("UV_TORCH_BACKEND", "auto")

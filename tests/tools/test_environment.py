@@ -25,34 +25,47 @@ def tool(monkeypatch, tmp_path):
 
 
 def test_announcement_names_tool_build_and_size(tool, monkeypatch):
-    want = tool.wanted(dev=False)
+    want = tool.wanted()
     monkeypatch.setattr(tool.shutil, "which", lambda name: None)
     assert "with pip: torch>=2.11" in tool.plan(None, want) and "3 GB" in tool.plan(None, want)
     assert "with uv: torch>=2.11, its CPU build, about 0.2 GB" in tool.plan("uv", want)
     monkeypatch.setattr(tool.shutil, "which", lambda name: name)
     assert "its CUDA build, about 3 GB" in tool.plan("uv", want)
     monkeypatch.setenv("TORCH", "torch==2.13.0+cpu")
-    assert "torch==2.13.0+cpu, its CPU build" in tool.plan(None, tool.wanted(dev=True))
+    assert "torch==2.13.0+cpu, its CPU build" in tool.plan(None, tool.wanted("dev"))
+    sizes = {(): "0.1", ("dev",): "0.3", ("dev", "notebooks"): "0.4"}
+    for extras, size in sizes.items():
+        assert f"other packages about {size} GB" in tool.plan(None, tool.wanted(*extras))
 
 
 def test_a_stamp_serves_what_it_covers(tool, monkeypatch):
-    assert not tool.is_current(tool.wanted(dev=False))
+    assert not tool.is_current(tool.wanted())
     (tool.VENV / "bin").mkdir(parents=True)
     (tool.VENV / "bin" / "python").touch()
     monkeypatch.setenv("TORCH", "torch==2.13.0")
-    tool.STAMP.write_text(json.dumps(tool.wanted(dev=False)))
-    assert tool.is_current(tool.wanted(dev=False))
-    assert not tool.is_current(tool.wanted(dev=True))
-    tool.STAMP.write_text(json.dumps(tool.wanted(dev=True)))
+    tool.STAMP.write_text(json.dumps(tool.wanted()))
+    assert tool.is_current(tool.wanted())
+    assert not tool.is_current(tool.wanted("dev"))
+    tool.STAMP.write_text(json.dumps(tool.wanted("dev")))
     monkeypatch.delenv("TORCH")
-    assert tool.is_current(tool.wanted(dev=False)) and tool.is_current(tool.wanted(dev=True))
+    assert tool.is_current(tool.wanted()) and tool.is_current(tool.wanted("dev"))
     monkeypatch.setenv("TORCH", "torch==2.12.0")
-    assert not tool.is_current(tool.wanted(dev=True))
+    assert not tool.is_current(tool.wanted("dev"))
     monkeypatch.delenv("TORCH")
-    tool.STAMP.write_text(json.dumps({**tool.wanted(dev=True), "pyproject": "older"}))
-    assert not tool.is_current(tool.wanted(dev=True))
+    tool.STAMP.write_text(json.dumps({**tool.wanted("dev"), "pyproject": "older"}))
+    assert not tool.is_current(tool.wanted("dev"))
     tool.STAMP.write_text("{")
-    assert not tool.is_current(tool.wanted(dev=True))
+    assert not tool.is_current(tool.wanted("dev"))
+
+
+def test_an_environment_keeps_the_extras_that_it_has(tool):
+    (tool.VENV / "bin").mkdir(parents=True)
+    (tool.VENV / "bin" / "python").touch()
+    tool.STAMP.write_text(json.dumps(tool.wanted("dev")))
+    both = tool.wanted("notebooks")
+    assert both["extras"] == ["dev", "notebooks"] and not tool.is_current(both)
+    tool.STAMP.write_text(json.dumps(both))
+    assert all(tool.is_current(tool.wanted(*extra)) for extra in ((), ("dev",), ("notebooks",)))
 
 
 def test_an_old_python_is_refused_by_name(tool, monkeypatch, capsys):
