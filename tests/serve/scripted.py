@@ -127,7 +127,8 @@ class Scripted:
         r, began = job.request, time.perf_counter()
         self.seen.append(r)
         job.phase, reused = "prefill", self.reused(r)
-        job.deliver(Started(reused, len(r.ids) - reused))
+        found = "append" if reused else "miss"
+        job.deliver(Started(reused, len(r.ids) - reused, found))
         if r.prompt_logprobs is not None:
             told = [TokenLogprob(i, -0.5, [(i, -0.5)]) for i in r.ids[1:]]
             job.deliver(PromptLogprobs([None, *told]))
@@ -171,6 +172,8 @@ class Scripted:
             drafted=2 * steps,
             accepted=accepted,
             steps=steps,
+            found=found,
+            unparsed=reader.unparsed,
             decode_seconds=spent,
             drafts=(DraftUse("script", (steps, steps), (min(steps, accepted), 0)),),
         )

@@ -9,7 +9,7 @@ from tr import overrides
 from tr.assemble import assemble
 from tr.decode.session import Sessions
 from tr.serve.engine import Engine
-from tr.serve.service import Options
+from tr.serve.options import Options
 from tr.serve.thinking import Defaults
 
 APPLES = "Tom has 3 apples and buys 4 more. How many apples does he have?"

@@ -8,7 +8,7 @@ from tr import overrides
 from tr.assemble import assemble
 from tr.decode.session import Sessions
 from tr.serve.engine import Engine
-from tr.serve.service import Options
+from tr.serve.options import Options
 from tr.serve.thinking import Defaults
 
 CHUNK = 64

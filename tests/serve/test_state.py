@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,36 @@ def test_the_state(world):
     assert world.http.delete("/v1/tr/state").json()["conversations"]["resident"] == 0
 
 
+@pytest.mark.parametrize(
+    "change, status",
+    [
+        ({}, "ok"),
+        ({"phase": "warming"}, "warming up"),
+        ({"beat": 1e3}, "the engine gives no sign"),
+    ],
+    ids=["ready", "warming", "stuck"],
+)
+def test_health_tells_what_is_the_matter(world, monkeypatch, change, status):
+    now = replace(world.engine.state(), **change)
+    monkeypatch.setattr(world.engine, "state", lambda: now)
+    reply = world.http.get("/health")
+    assert reply.json() == {"status": status} and (reply.status_code == 200) == (status == "ok")
+    assert world.http.get("/v1/tr/state").json()["status"] == status
+
+
+def test_calls_that_cannot_be_read_are_counted(world):
+    def counted():
+        text = world.http.get("/metrics").text
+        found = re.search(r'tr_tool_calls_total{result="unparsed"} (\S+)', text)
+        return float(found[1]) if found else 0.0
+
+    before = counted()
+    world.says("Fine. <tool_call>\nno call at all")
+    world.http.post(CHAT, json={"model": "m", "messages": USER, "tools": [CHAT_TOOL]})
+    assert counted() == before + 1
+    assert world.http.get("/v1/tr/state").json()["last"]["unparsed_calls"] == 1
+
+
 def test_the_figures(world):
     def figures():
         lines = world.http.get("/metrics").text.splitlines()
@@ -69,7 +100,7 @@ def test_the_figures(world):
     assert grown("tr_cached_tokens_total") == 6
     assert grown("tr_generated_tokens_total") > 20
     assert grown('tr_tool_calls_total{result="ok"}') == 1
-    assert grown('tr_prefix_lookup_total{result="hit"}') == 2
+    assert grown('tr_prefix_lookup_total{result="append"}') == 2
     assert grown('tr_draft_accepted_total{position="0",source="script"}') > 0
     labels = f'endpoint="{CHAT}",protocol="openai"'
     assert grown(f'tr_requests_total{{{labels},status="200"}}') == 1

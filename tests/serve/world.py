@@ -13,7 +13,8 @@ from tr.checkpoint.tokenizer import Tokenizer
 from tr.serve.app import create_app
 from tr.serve.auth import Rules
 from tr.serve.job import Settings
-from tr.serve.service import Options, Service
+from tr.serve.options import Options
+from tr.serve.service import Service
 from tr.serve.thinking import Defaults
 
 OPTIONS = Options(

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from tr import overrides
 from tr.config import CheckpointWeights, Sampling, Serve, check_choice
+from tr.progress import reporting
 
 if TYPE_CHECKING:
-    from tr.serve.service import Options
+    from tr.serve.options import Options
 
 NEEDED = ("fastapi", "llguidance", "prometheus_client", "uvicorn")
 GIB, MIB = 2**30, 2**20
@@ -44,13 +45,16 @@ def run(config: Serve) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    made = assemble(config)
+    with reporting(config.progress):
+        made = assemble(config)
+        draft = made.draft(config)
     for warning in made.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     capacity = min(config.kv.capacity_tokens, made.shape.max_positions)
     budget = int(config.sessions_gib * GIB)
-    sessions = Sessions(made.model, made.draft(config), capacity, budget)
-    engine = Engine(sessions, made.tokenizer, made.eos, config.waiting)
+    sessions = Sessions(made.model, draft, capacity, budget)
+    warmed = (chosen.plain, chosen.thoughtful) if warms(config) else ()
+    engine = Engine(sessions, made.tokenizer, made.eos, config.waiting, warmed)
     service = Service(engine, made.tokenizer, chosen)
     serve(create_app(service, rules), port, config, bool(key))
 
@@ -97,6 +101,10 @@ def greeting(port: socket.socket, model: str, keyed: bool) -> str:
     )
 
 
+def warms(config: Serve) -> bool:
+    return config.device.resolve().type == "cuda" if config.warm is None else config.warm
+
+
 def name(config: Serve) -> str:
     """The model's name in answers: as it was given, or after the weights."""
     source = config.weights
@@ -106,7 +114,7 @@ def name(config: Serve) -> str:
 
 
 def options(config: Serve) -> "Options":
-    from tr.serve.service import Options
+    from tr.serve.options import Options
     from tr.serve.thinking import EFFORTS, Defaults
 
     efforts = {**EFFORTS, **config.efforts}

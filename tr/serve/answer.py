@@ -74,14 +74,13 @@ class Answer:
                 self.blocks.append(piece)
 
 
-async def collect(events: AsyncGenerator[tuple[int, JobEvent | None], None]) -> list[Answer]:
+async def collect(told: AsyncGenerator[tuple[int, list[JobEvent]], None]) -> list[Answer]:
     answers: list[Answer] = []
-    async for index, event in events:
-        if event is None:
-            continue
+    async for index, events in told:
         if index == len(answers):
             answers.append(Answer())
-        answers[index].add(event)
+        for event in events:
+            answers[index].add(event)
     return answers
 
 

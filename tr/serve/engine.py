@@ -11,36 +11,21 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from tr.checkpoint.tokenizer import Tokenizer
-from tr.decode.logprobs import TOP, Logprob, prompt_logprobs
 from tr.decode.session import Cancelled, Sessions
 from tr.decode.step import MAX_ENDS
-from tr.decode.stream import Counts
-from tr.model.sampling import check_bias, sampling
-from tr.serve.grammar import Grammars
-from tr.serve.job import (
-    DraftUse,
-    Failed,
-    Finished,
-    JobEvent,
-    Progress,
-    PromptLogprobs,
-    Request,
-    Started,
-    TokenLogprob,
-    Update,
-    Usage,
-)
-from tr.serve.reader import Reader
-from tr.serve.rule import conditions
+from tr.serve.job import Failed, Finished, Job, JobEvent, Request, Settings, Usage
+from tr.serve.turns import Turns
 from tr.serve.waiting import QueueFull, Waiting
+from tr.serve.warm import warm
 
 __all__ = ["Closed", "Engine", "EngineState", "Job", "QueueFull"]
 
+WARMING = "warming"
 IDLE = 1.0  # seconds between signs of a thread that has nothing to do
 PATHS = re.compile(r"(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()]+){2,}")
 log = logging.getLogger(__name__)
@@ -50,38 +35,10 @@ class Closed(Exception):
     """The engine takes no more requests: it was closed, or its thread died."""
 
 
-class Job:
-    """A request on its way. `phase`: queued, prefill, decode or done."""
-
-    def __init__(
-        self, engine: "Engine", request: Request, deliver: Callable[[JobEvent], None]
-    ) -> None:
-        self.request, self.phase = request, "queued"
-        self._engine, self._deliver = engine, deliver
-        self.cancelled = threading.Event()
-        self.born = time.perf_counter()
-        self.usage = Usage(len(request.ids), 0, 0)
-
-    def cancel(self) -> None:
-        """Stop it between two chunks or steps, or take it out of the queue. From any thread."""
-        self.cancelled.set()
-        self._engine.withdraw(self)
-
-    def tell(self, event: JobEvent) -> None:
-        """A listener that fails has gone away."""
-        if isinstance(event, Finished | Failed):
-            self.phase = "done"
-        try:
-            self._deliver(event)
-        except Exception:
-            log.warning("a listener failed; its request is cancelled", exc_info=True)
-            self.cancelled.set()
-
-
 @dataclass(frozen=True)
 class EngineState:
-    """`phase`: idle, or the running job's; `context`: tokens that stand on the device; `beat`:
-    seconds since the thread last gave a sign; `last`: of the job that finished last.
+    """`phase`: warming, idle, or the running job's; `context`: tokens that stand on the device;
+    `beat`: seconds since the thread last gave a sign; `last`: of the job that finished last.
     """
 
     capacity: int
@@ -101,23 +58,30 @@ class EngineState:
 class Engine:
     """Answers requests over `sessions`, at most `waiting` of them queued; starts its thread.
 
-    `eos` end an answer. Nobody else may use `sessions` until `close`.
+    `eos` end an answer. What requests with settings like `warmed` will run is run before the first
+    of them, which wait meanwhile. Nobody else may use `sessions` until `close`.
     """
 
     def __init__(
-        self, sessions: Sessions, tokenizer: Tokenizer, eos: Sequence[int], waiting: int = 16
+        self,
+        sessions: Sessions,
+        tokenizer: Tokenizer,
+        eos: Sequence[int],
+        waiting: int = 16,
+        warmed: Sequence[Settings] = (),
     ) -> None:
         if not 1 <= len(eos) <= MAX_ENDS:
             raise ValueError(f"eos: expected 1 .. {MAX_ENDS} end tokens, got {len(eos)}")
         self.capacity = sessions.capacity
-        self._sessions, self._tokenizer, self._eos = sessions, tokenizer, tuple(eos)
-        self._grammars = Grammars(tokenizer, eos)
+        self._sessions, self._warmed = sessions, warmed
+        self._turns = Turns(sessions, tokenizer, eos, self._stands)
         self._waiting: Waiting[Job] = Waiting(waiting)
         self._running: Job | None = None
         self._open, self._died, self._forget, self._stops = True, False, False, False
         self._lock = threading.Lock()  # of _open: what is put before it closes is answered
         self._withdrawn = 0  # jobs cancelled before their turn
-        self._figures = EngineState(self.capacity, sessions.held.budget)
+        rests = WARMING if warmed else "idle"
+        self._figures = EngineState(self.capacity, sessions.held.budget, phase=rests)
         self._sign = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="tr-engine", daemon=True)
         self._thread.start()
@@ -132,7 +96,7 @@ class Engine:
             figures,
             cancelled=figures.cancelled + self._withdrawn,
             queued=len(self._waiting),
-            phase=running.phase if running else "idle",
+            phase=running.phase if running else figures.phase,
             beat=time.monotonic() - self._sign,
         )
 
@@ -146,7 +110,7 @@ class Engine:
         """
         if not checked:
             self.check(request)
-        job = Job(self, request, deliver)
+        job = Job(request, deliver, self.withdraw)
         with self._lock:
             if not self._open:
                 raise Closed("the engine is closed")
@@ -155,28 +119,7 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises ValueError naming the field that cannot be honoured; safe from any thread."""
-        r, model = request, self._sessions.model
-        if not r.ids:
-            raise ValueError("ids: expected at least 1 token, got none")
-        if wrong := [t for t in (min(r.ids), max(r.ids)) if not 0 <= t < model.ids]:
-            raise ValueError(f"ids: expected 0 .. {model.ids - 1}, got {wrong[0]}")
-        if len(r.ids) > self.capacity:
-            raise ValueError(f"ids: {len(r.ids)} tokens exceed the window of {self.capacity}")
-        for name, value, most in (
-            ("max_tokens", r.max_tokens, None),
-            ("min_tokens", r.min_tokens, r.max_tokens),
-            ("logprobs", r.logprobs, TOP),
-            ("prompt_logprobs", r.prompt_logprobs, TOP),
-            ("thinking_budget", r.thinking_budget, None),
-            *(("marks", mark, len(r.ids)) for mark in r.marks),
-        ):
-            if value is not None and (value < 0 or (most is not None and value > most)):
-                limit = "at least 0" if most is None else f"0 .. {most}"
-                raise ValueError(f"{name}: expected {limit}, got {value}")
-        if "" in r.stop:
-            raise ValueError("stop: expected strings of at least 1 character, got an empty one")
-        check_bias(sampling(**asdict(r.settings)), model.ids)
-        conditions(r, self._tokenizer, self._ends(r), self._grammars)
+        self._turns.check(request)
 
     def withdraw(self, job: Job) -> None:
         """Take a cancelled job out of the queue, if it still stands there."""
@@ -210,6 +153,9 @@ class Engine:
             device = self._sessions.model.params.norm.device
             if device.type == "cuda":
                 torch.cuda.set_device(device)
+            if self._warmed:
+                warm(self._sessions, self._warmed, lambda: self._open)
+                self._note(phase="idle")
             while self._open or len(self._waiting):
                 self._beat()
                 self._running = self._waiting.take(IDLE)
@@ -242,7 +188,7 @@ class Engine:
         try:
             if job.cancelled.is_set() or self._stops:
                 raise Cancelled
-            reason, stop = self._answer(job)
+            reason, stop = self._turns.answer(job)
         except Cancelled:
             reason, stop = "cancelled", ""
         except Exception as error:
@@ -265,83 +211,12 @@ class Engine:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # raises where a kernel broke the context
 
-    def _answer(self, job: Job) -> tuple[str, str]:
-        """Read the prompt and write the answer; why it ended, and with which stop string."""
-        r, sessions, began = job.request, self._sessions, time.perf_counter()
-        model, eos = sessions.model, self._ends(job.request)
-        job.usage = replace(job.usage, queue_seconds=began - job.born)
-        job.phase = "prefill"
-        rule = conditions(r, self._tokenizer, eos, self._grammars)
-        settings = sampling(**asdict(r.settings), device=model.params.norm.device)
-        told: list[Logprob] = []
-        hear = None
-        if r.prompt_logprobs is not None:
-            hear = prompt_logprobs(model, torch.tensor(r.ids), r.prompt_logprobs, told)
-        started = False
-
-        def goes_on(read: int) -> bool:
-            nonlocal started
-            job.tell(Progress(read) if started else Started(read, len(r.ids) - read))
-            if not started:
-                job.usage = replace(job.usage, reused=read)
-            started = True
-            spent = time.perf_counter() - began
-            job.usage = replace(job.usage, prefill_seconds=spent)
-            self._beat()
-            self._note(context=read)
-            return not job.cancelled.is_set()
-
-        turn = sessions.open(r.ids, settings, r.marks, goes_on, hear)
-        began_decode = time.perf_counter()
-        job.usage = replace(job.usage, prefill_seconds=began_decode - began)
-        if hear is not None:
-            rest = [_logprob(t, p) for t, p in zip(r.ids[1:], told, strict=True)]
-            job.tell(PromptLogprobs([None, *rest]))
-        if r.max_tokens == 0:
-            return "length", ""
-        job.phase = "decode"
-        reader = Reader(
-            self._tokenizer,
-            r.tools,
-            r.thinking,
-            r.stop,
-            parallel=r.parallel_tool_calls,
-            raw=r.raw,
-            least=r.min_tokens,
-        )
-        counts = Counts()
-        turn.stream.top = r.logprobs
-        steps = turn.answer(counts, r.max_tokens, eos, reader, job.cancelled.is_set, rule)
-        for tokens in steps:
-            self._beat()
-            new = counts.logprobs[-len(tokens) :] if r.logprobs is not None else []
-            logprobs = [_logprob(t, p) for t, p in zip(tokens, new, strict=bool(new))]
-            job.tell(Update(reader.take(), tokens, logprobs))
-            self._note(context=len(r.ids) + len(counts.tokens))
-        cut = counts.stop in ("length", "window", "cancelled")
-        if events := reader.finish(cut):
-            job.tell(Update(events, ()))
-        job.usage = replace(
-            job.usage,
-            completion=len(counts.tokens),
-            reasoning=reader.reasoning_tokens,
-            drafted=sum(counts.proposed) - sum(counts.refused),
-            accepted=sum(counts.accepted),
-            steps=counts.steps,
-            drafts=uses(counts),
-            decode_seconds=time.perf_counter() - began_decode,
-        )
-        if cut:
-            return counts.stop, ""
-        if reader.stop:
-            return "string", reader.stop
-        return "tool_calls" if reader.calls else "stop", ""
-
-    def _ends(self, request: Request) -> tuple[int, ...]:
-        return () if request.ignore_eos else self._eos
-
     def _beat(self) -> None:
         self._sign = time.monotonic()
+
+    def _stands(self, tokens: int) -> None:
+        self._beat()
+        self._note(context=tokens)
 
     def _note(self, **figures: object) -> None:
         """Figures for `state`, made by the thread that may look."""
@@ -349,27 +224,6 @@ class Engine:
         if "context" not in figures:
             figures |= {"conversations": len(held.all), "held_bytes": held.nbytes}
         self._figures = replace(self._figures, **figures)
-
-
-def _logprob(token: int, told: Logprob) -> TokenLogprob:
-    return TokenLogprob(token, told.logprob, told.top)
-
-
-def uses(counts: Counts) -> tuple[DraftUse, ...]:
-    """What each strategy proposed in how many steps, by a draft's place in its step."""
-    found: dict[str, tuple[list[int], list[int]]] = {}
-    for ran, proposed, refused, accepted in zip(
-        counts.ran, counts.proposed, counts.refused, counts.accepted, strict=True
-    ):
-        for sums, n in zip(
-            found.setdefault(ran, ([], [])), (proposed - refused, accepted), strict=True
-        ):
-            sums += [0] * (n - len(sums))
-            for place in range(n):
-                sums[place] += 1
-    return tuple(
-        DraftUse(ran, p, a + [0] * (len(p) - len(a))) for ran, (p, a) in found.items() if p
-    )
 
 
 def safe(error: Exception) -> str:

@@ -1,14 +1,19 @@
 """One generation as the engine sees it: what is asked for, what comes back, whatever the protocol.
 
-The HTTP side makes a `Request` (rendered, tokenised, checked) and reads a `Job`'s `Update`s; the
-engine's thread fills them.
+The HTTP side makes a `Request` (rendered, tokenised, checked) and reads a `Job`'s events; the
+engine's thread tells them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tr.serve.events import Event
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,10 +95,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Started:
-    """The prompt is about to be read: `reused` of its tokens were known, `computed` are new."""
+    """The prompt is about to be read: `reused` of its tokens were known, `computed` are new.
+
+    `found` says how they were known: see `tr.decode.session.Sessions`.
+    """
 
     reused: int
     computed: int
+    found: str
 
 
 @dataclass(frozen=True)
@@ -132,7 +141,8 @@ class DraftUse:
 class Usage:
     """Tokens: `prompt` in all, `reused` of them known before; `completion` in all, `reasoning` of
     them inside the thought; `drafted` and `accepted` by speculation, in `steps` steps, by source in
-    `drafts`. Seconds.
+    `drafts`. `found` as `Started` says, empty where none was begun; `unparsed`: <tool_call> tokens
+    that began no call. Seconds.
     """
 
     prompt: int
@@ -143,6 +153,8 @@ class Usage:
     accepted: int = 0
     steps: int = 0
     drafts: Sequence[DraftUse] = ()
+    found: str = ""
+    unparsed: int = 0
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -167,3 +179,37 @@ class Failed:
 
 
 JobEvent = Started | Progress | PromptLogprobs | Update | Finished | Failed
+
+
+class Job:
+    """A request on its way. `phase`: queued, prefill, decode or done."""
+
+    def __init__(
+        self,
+        request: Request,
+        deliver: Callable[[JobEvent], None],
+        withdraw: Callable[["Job"], None],
+    ) -> None:
+        self.request, self.phase = request, "queued"
+        self._deliver, self._withdraw = deliver, withdraw
+        self.cancelled = threading.Event()
+        self.born = time.perf_counter()
+        self.usage = Usage(len(request.ids), 0, 0)
+
+    def cancel(self) -> None:
+        """Stop it between two chunks or steps, or take it out of the queue. From any thread."""
+        self.cancelled.set()
+        self._withdraw(self)
+
+    def note(self, **figures: Any) -> None:
+        self.usage = replace(self.usage, **figures)
+
+    def tell(self, event: JobEvent) -> None:
+        """A listener that fails has gone away."""
+        if isinstance(event, Finished | Failed):
+            self.phase = "done"
+        try:
+            self._deliver(event)
+        except Exception:
+            log.warning("a listener failed; its request is cancelled", exc_info=True)
+            self.cancelled.set()

@@ -44,7 +44,9 @@ class Metrics:
         )
         self.cancelled = counter("tr_cancelled_total", "Requests given up by clients", "phase")
         self.calls = counter("tr_tool_calls_total", "Tool calls in answers", "result")
-        self.lookups = counter("tr_prefix_lookup_total", "Prompts by what was known", "result")
+        self.lookups = counter(
+            "tr_prefix_lookup_total", "Prompts by how their beginning was known", "result"
+        )
         self.queue = histogram("tr_queue_seconds", "Wait for the device", SECONDS)
         self.first = histogram("tr_first_token_seconds", "From request to first token", SECONDS)
         self.prefill = histogram("tr_prefill_seconds", "Reading a prompt", SECONDS)
@@ -78,6 +80,7 @@ class Metrics:
         self.cached.inc(usage.reused)
         self.generated.inc(usage.completion)
         self.reasoning.inc(usage.reasoning)
+        self.calls.labels("unparsed").inc(usage.unparsed)
         self.lengths.observe(usage.prompt)
         self.queue.observe(usage.queue_seconds)
         self.prefill.observe(usage.prefill_seconds)
@@ -98,7 +101,7 @@ class Watch:
     def see(self, event: JobEvent) -> None:
         m, now = self.metrics, time.perf_counter()
         if isinstance(event, Started):
-            m.lookups.labels("hit" if event.reused else "miss").inc()
+            m.lookups.labels(event.found).inc()
         elif isinstance(event, Update):
             if self._last:
                 m.step.observe(now - self._last)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tr.checkpoint.tokenizer import Tokenizer
 from tr.serve import logprobs
 from tr.serve.answer import Answer, timings
+from tr.serve.delivery import Prepared
 from tr.serve.errors import ApiError, invalid, openai
 from tr.serve.events import Text
 from tr.serve.formats import response_format
@@ -19,7 +20,7 @@ from tr.serve.job import Request as Job
 from tr.serve.knobs import Knobs, stops
 from tr.serve.openai_chat import REASONS, Body, beginning, usage
 from tr.serve.replies import answered, streamed
-from tr.serve.service import Prepared, Service
+from tr.serve.service import Service
 from tr.serve.shapes import Format
 from tr.serve.wire import comment, data
 

@@ -7,7 +7,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from tr.serve.answer import Answer, collect
-from tr.serve.service import Prepared, Service
+from tr.serve.delivery import Prepared
+from tr.serve.service import Service
 from tr.serve.stream import EventStream, Writer, frames, while_connected
 from tr.serve.wire import dumps
 

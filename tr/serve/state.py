@@ -10,7 +10,7 @@ from starlette.responses import Response
 from tr.serve.answer import rate
 from tr.serve.job import Usage
 from tr.serve.replies import json_response
-from tr.serve.service import Service
+from tr.serve.service import OK, Service
 
 
 def last(used: Usage | None) -> dict[str, Any] | None:
@@ -28,8 +28,10 @@ def last(used: Usage | None) -> dict[str, Any] | None:
     return {
         "prompt_tokens": used.prompt,
         "cached_tokens": used.reused,
+        "known": used.found,
         "completion_tokens": used.completion,
         "reasoning_tokens": used.reasoning,
+        "unparsed_calls": used.unparsed,
         "steps": used.steps,
         "queue_seconds": used.queue_seconds,
         "prefill_seconds": used.prefill_seconds,
@@ -50,7 +52,8 @@ def routes(service: Service) -> APIRouter:
         sampling = {"plain": asdict(options.plain), "thinking": asdict(options.thoughtful)}
         return {
             "model": options.model,
-            "healthy": service.healthy,
+            "healthy": service.status == OK,
+            "status": service.status,
             "uptime_seconds": service.now() - service.started,
             "queue": {"waiting": now.queued, "phase": now.phase},
             "context": {"tokens": now.context, "capacity": now.capacity},
@@ -71,9 +74,8 @@ def routes(service: Service) -> APIRouter:
     @router.get("/health", summary="Whether requests can be served")
     @router.get("/v1/health", include_in_schema=False)
     async def health() -> Response:
-        if service.healthy:
-            return json_response({"status": "ok"})
-        return json_response({"status": "the engine's thread gives no sign"}, 503)
+        status = service.status
+        return json_response({"status": status}, 200 if status == OK else 503)
 
     @router.get("/metrics", summary="Figures for Prometheus")
     async def metrics() -> Response:

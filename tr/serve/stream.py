@@ -34,22 +34,21 @@ class Writer(Protocol):
 
 
 async def frames(
-    writer: Writer, events: AsyncGenerator[tuple[int, JobEvent | None], None], every: float
+    writer: Writer, told: AsyncGenerator[tuple[int, list[JobEvent]], None], every: float
 ) -> AsyncGenerator[bytes, None]:
     """What goes over the wire, a failure as the protocol's own last event.
 
-    `events`: with a None now and then, which is a keep-alive where nothing was written for `every`
-    seconds. A client that leaves ends this generator, and `events` with it.
+    `told`: what came of an answer since, nothing now and then: a keep-alive where nothing was
+    written for `every` seconds. A client that leaves ends this generator, and `told` with it.
     """
     start = wrote = time.monotonic()
     try:
         yield writer.open()
-        async for index, event in events:
+        async for index, events in told:
             now = time.monotonic()
-            if event is not None:
-                frame = writer.push(index, event)
-            else:
-                frame = writer.wait(now - start) if now - wrote >= every else b""
+            frame = b"".join([writer.push(index, event) for event in events])
+            if not frame and now - wrote >= every:
+                frame = writer.wait(now - start)
             if frame:
                 wrote = now
                 yield frame
@@ -60,7 +59,7 @@ async def frames(
         tell("stream failed", 40, **raised(error))
         yield writer.fail(ApiError(FAULT, "internal error"))
     finally:
-        await events.aclose()
+        await told.aclose()
 
 
 async def disconnected(receive: Receive) -> None:
@@ -70,11 +69,11 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def while_connected(work: Awaitable[T], receive: Receive) -> T | None:
-    """What `work` gives; None, and `work` cancelled, where the client leaves before that."""
+    """What `work` gives; None where it is cancelled, as it is when the client leaves before."""
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        return task.result() if task.done() and not task.cancelled() else None
     finally:
         for each in (task, watch):
             each.cancel()
@@ -99,17 +98,12 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tasks = [asyncio.ensure_future(self._send(send)), asyncio.ensure_future(self._stuck())]
+        sending = asyncio.ensure_future(self._send(send))
+        self._look(sending, scope.get("request_id"))
         try:
-            await while_connected(asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED), receive)
-            if tasks[1].done():
-                tell("slow reader", request=scope.get("request_id"))
-            elif tasks[0].done():
-                tasks[0].result()
+            await while_connected(sending, receive)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._timer.cancel()
             self.leave()
             await self.frames.aclose()
 
@@ -122,7 +116,10 @@ class EventStream(Response):
             self._since = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _stuck(self) -> None:
-        """Return once a frame has waited for too long to be taken."""
-        while self._since is None or time.monotonic() - self._since < self.patience:
-            await asyncio.sleep(self.patience / 4)
+    def _look(self, sending: asyncio.Future[None], request: str | None) -> None:
+        """Now and then: stop where a frame has waited for too long to be taken."""
+        if self._since is not None and time.monotonic() - self._since >= self.patience:
+            tell("slow reader", request=request)
+            sending.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.patience / 4, self._look, sending, request)

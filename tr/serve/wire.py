@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
+ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def dumps(value: Any) -> bytes:
     """A lone surrogate, which UTF-8 cannot hold, becomes a question mark."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+    return ENCODE(value).encode("utf-8", "replace")
 
 
 def data(value: Any) -> bytes:
