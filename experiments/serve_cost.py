@@ -1,25 +1,26 @@
 """What HTTP costs: a streaming client on a kept connection against the engine called directly.
 
-Both answer the same prompts by the same engine, in turn: one round asks directly and through every
-protocol, and each round begins with another of them. `first` is the time to the first token of a
-prompt that is read whole, `again` of one that is known but for its last tokens; tokens per second
-are from the first token to the end. The clients are a process of their own. Losses are of medians.
-The processor's time that this process takes for an answer is told too: it depends less on what else
-the machine does, and bounds the loss where no core is free for the server's second thread.
+Both answer the same prompt by the same engine. They are asked in pairs, one right after the other
+and each first in every second pair, and a loss is the median of what the pairs say, with the
+interval in which it lies at 95 %: what else the machine does moves both of a pair, and the noise of
+many pairs averages out. `first` is the time to the first token of a prompt that is read whole,
+`again` of one that is known but for its last tokens; tokens per second are from the first token to
+the end. The clients are a process of their own. The processor's time that this process takes for an
+answer is told too: it bounds the loss where no core is free for the server's second thread.
 """
 
 import statistics
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from experiments.serve_client import Clients, clients
 from experiments.serving import Serving, serving
 from tr.assemble import assemble
 from tr.config import Config
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome, Verdict
 from tr.serve.conversation import Conversation, Message
 from tr.serve.events import Text
@@ -27,19 +28,21 @@ from tr.serve.job import Failed, Finished, JobEvent, Request, Settings, Update
 from tr.serve.prompt import Prompter
 
 DIRECT = "direct"
+FEW = 4  # tokens of an answer of which only the first one's time counts
 SECONDS = 600.0  # for one answer
 
 
 @dataclass
 class Options:
     contexts: list[int] = field(default_factory=lambda: [128, 768])  # tokens of the prompt, about
-    rounds: int = 9
+    pairs: int = 60
     protocols: list[str] = field(default_factory=lambda: ["chat", "messages"])
     host_gb: float = 1.0  # for conversations
 
 
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
-Ask = Callable[[], dict[str, Any]]
+Told = dict[str, Any]
+Ask = Callable[[int], Told]  # the most tokens of the answer
 
 
 def run(config: Config) -> Outcome:
@@ -56,20 +59,23 @@ def run(config: Config) -> Outcome:
         clients(server.port) as http,
     ):
         for context in o.contexts:
-            ways = asks(config, server, http, context, tokens, o.protocols)
-            found = rounds(server, ways, o.rounds, f"{context} tokens")
-            figures["contexts"][str(context)] = compare(found)
-            texts = {name: {told["text"] for told in each["all"]} for name, each in found.items()}
-            wanted = min(texts[DIRECT])
-            for name, said in texts.items():
-                compared += tokens * len(found[name]["all"])
-                if said != {wanted} and first is None:
-                    first = {"context": context, "way": name, "texts": len(said)}
+            ways = asks(config, server, http, context, o.protocols)
+            found = {}
+            for name in o.protocols:
+                both = {DIRECT: ways[DIRECT], name: ways[name]}
+                told = pairs(server, both, tokens, o.pairs, f"{context} tokens, {name}")
+                found[name] = compare(told[DIRECT], told[name])
+                wanted = told[DIRECT]["again"][0]["text"]
+                for way, each in told.items():
+                    compared += tokens * len(each["again"])
+                    if {t["text"] for t in each["again"]} != {wanted} and first is None:
+                        first = {"context": context, "way": way, "protocol": name}
+            figures["contexts"][str(context)] = found
     return Outcome(figures, Verdict(first is None, compared, first), warnings=made.warnings)
 
 
 def asks(
-    config: Config, server: Serving, http: Clients, context: int, tokens: int, protocols: list[str]
+    config: Config, server: Serving, http: Clients, context: int, protocols: list[str]
 ) -> dict[str, Ask]:
     """Ways to the same answer, by name."""
     text = prompt(config, server, context)
@@ -78,19 +84,21 @@ def asks(
     talk = Conversation([Message("user", [text])], thinking=False)
     rendered = Prompter(server.tokenizer).render(talk)
     settings = Settings(**drawn)
-    request = Request(rendered.ids, tokens, settings, marks=rendered.marks, ignore_eos=True)
+    request = Request(rendered.ids, 1, settings, marks=rendered.marks, ignore_eos=True)
     body = {
         "model": "tr",
         "messages": [{"role": "user", "content": text}],
-        "max_tokens": tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
         **drawn,
     }
-    ways: dict[str, Ask] = {DIRECT: lambda: ask(server, request)}
+    ways: dict[str, Ask] = {DIRECT: lambda most: ask(server, replace(request, max_tokens=most))}
     for name in protocols:
-        ways[name] = lambda path=PATHS[name]: answered(http.ask(path, body, SECONDS))
+        path = PATHS[name]
+        ways[name] = lambda most, path=path: answered(
+            http.ask(path, {**body, "max_tokens": most}, SECONDS)
+        )
     return ways
 
 
@@ -138,46 +146,65 @@ def ask(server: Serving, request: Request) -> dict[str, Any]:
     }
 
 
-def rounds(
-    server: Serving, ways: dict[str, Ask], count: int, name: str
-) -> dict[str, dict[str, list]]:
-    """What every way took; a round that does not count goes first."""
-    found: dict[str, dict[str, list]] = {n: {"first": [], "again": [], "all": []} for n in ways}
-    for n in track(range(count + 1), name, "rounds"):
-        order = list(ways)
-        for way in order[n % len(order) :] + order[: n % len(order)]:
-            server.engine.forget()
-            each = {"first": timed(ways[way]), "again": timed(ways[way])}
-            for kind, told in each.items():
+def pairs(
+    server: Serving, ways: dict[str, Ask], tokens: int, count: int, name: str
+) -> dict[str, dict[str, list[Told]]]:
+    """What both ways took in each pair; one that does not count goes first."""
+    found: dict[str, dict[str, list[Told]]] = {way: {"first": [], "again": []} for way in ways}
+    for n in track(range(count + 1), name, "pairs"):
+        order = list(ways) if n % 2 else list(ways)[::-1]
+        for kind, most in (("first", FEW), ("again", tokens)):
+            for way in order:
+                if kind == "first":
+                    server.engine.forget()
+                told = timed(ways[way], most)
                 if n:
                     found[way][kind].append(told)
-                    found[way]["all"].append(told)
     return found
 
 
-def timed(way: Ask) -> dict[str, Any]:
+def timed(way: Ask, most: int) -> Told:
     """What it told, and the processor's seconds that this process took for it."""
     begin = time.process_time()
-    return way() | {"cpu": time.process_time() - begin}
+    return way(most) | {"cpu": time.process_time() - begin}
 
 
-def compare(found: dict[str, dict[str, list]]) -> dict[str, dict[str, float]]:
-    """Medians by way, and what is lost against the direct one."""
-    medians = {}
-    for way, each in found.items():
-        speeds = [t["tokens"] / (t["seconds"] - t["first"]) for t in each["all"]]
-        medians[way] = {
-            "first_ms": 1e3 * statistics.median(t["first"] for t in each["first"]),
-            "again_ms": 1e3 * statistics.median(t["first"] for t in each["again"]),
-            "tokens_per_s": statistics.median(speeds),
-            "again_cpu_ms": 1e3 * statistics.median(t["cpu"] for t in each["again"]),
+def compare(own: dict[str, list[Told]], other: dict[str, list[Told]]) -> dict[str, Any]:
+    """Medians of both ways, and what the pairs say is lost by the other one."""
+
+    def seconds(told: Told) -> float:
+        return (told["seconds"] - told["first"]) / told["tokens"]
+
+    def pairwise(kind: str, what: Callable[[Told], float]) -> list[tuple[float, float]]:
+        return [(what(a), what(b)) for a, b in zip(own[kind], other[kind], strict=True)]
+
+    def first(told: Told) -> float:
+        return 1e3 * told["first"]
+
+    found: dict[str, Any] = {}
+    for way, each in ((DIRECT, own), ("http", other)):
+        found[way] = {
+            "first_ms": statistics.median(map(first, each["first"])),
+            "again_ms": statistics.median(map(first, each["again"])),
+            "tokens_per_s": 1 / statistics.median(map(seconds, each["again"])),
+            "cpu_ms": 1e3 * statistics.median(t["cpu"] for t in each["again"]),
         }
-    own = medians[DIRECT]
-    for way, m in medians.items():
-        if way != DIRECT:
-            m["first_lost_ms"] = m["first_ms"] - own["first_ms"]
-            m["again_lost_ms"] = m["again_ms"] - own["again_ms"]
-            m["first_lost_fraction"] = m["first_ms"] / own["first_ms"] - 1
-            m["speed_lost_fraction"] = 1 - m["tokens_per_s"] / own["tokens_per_s"]
-            m["cpu_more_fraction"] = m["again_cpu_ms"] / own["again_cpu_ms"] - 1
-    return medians
+    speeds = pairwise("again", seconds)
+    return found | {
+        "first_lost_ms": middle([b - a for a, b in pairwise("first", first)]),
+        "first_lost_fraction": middle([b / a - 1 for a, b in pairwise("first", first)]),
+        "again_lost_ms": middle([b - a for a, b in pairwise("again", first)]),
+        "speed_lost_fraction": middle([1 - a / b for a, b in speeds]),
+        "cpu_more_fraction": middle([b / a - 1 for a, b in pairwise("again", lambda t: t["cpu"])]),
+    }
+
+
+def middle(values: Sequence[float]) -> dict[str, float]:
+    """The median, and the values between which it lies at 95 %, by their order alone."""
+    ordered = sorted(values)
+    skip = max(0, int((len(ordered) - 1.96 * len(ordered) ** 0.5) / 2))
+    return {
+        "median": statistics.median(ordered),
+        "low": ordered[skip],
+        "high": ordered[-1 - skip],
+    }

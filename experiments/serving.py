@@ -15,8 +15,9 @@ from tr.config import Config
 from tr.decode.session import Sessions
 from tr.serve.app import create_app
 from tr.serve.engine import Engine
+from tr.serve.options import Options
 from tr.serve.server import settings, tune
-from tr.serve.service import Options, Service
+from tr.serve.service import Service
 from tr.serve.thinking import Defaults
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import serve_load
+from experiments import serve_cost, serve_load
 from tests.experiments.runs import record_of, run
 
 SMALL = ("device=cpu", "threads=1", "max_new_tokens=6")
@@ -61,11 +61,33 @@ def test_what_a_request_was_told(told, exact, answered, left, refused, failures)
 
 
 def test_cost(tmp_path):
-    contexts = ("params.contexts=[40]", "params.rounds=1")
-    record = record_of(tmp_path, "+exp=serve_cost", *SMALL, *contexts)
+    few = ("params.contexts=[40]", "params.pairs=2")
+    record = record_of(tmp_path, "+exp=serve_cost", *SMALL, *few)
     found = record["figures"]["contexts"]["40"]
-    assert record["verdict"] == {"exact": True, "compared_tokens": 36, "first_divergence": None}
-    for way in ("chat", "messages"):
-        lost = 1 - found[way]["tokens_per_s"] / found["direct"]["tokens_per_s"]
-        assert found[way]["speed_lost_fraction"] == pytest.approx(lost)
-        assert found[way]["first_ms"] > 0
+    assert record["verdict"] == {"exact": True, "compared_tokens": 48, "first_divergence": None}
+    for name in ("chat", "messages"):
+        told = found[name]
+        assert told["direct"]["tokens_per_s"] > 0 and told["http"]["first_ms"] > 0
+        lost = told["again_lost_ms"]
+        assert lost["low"] <= lost["median"] <= lost["high"]
+
+
+def test_a_loss_is_that_of_pairs():
+    """A machine that slows down does not look like a loss, and an outlier does not either."""
+    slow = [1, 1, 2, 2, 40, 4, 8, 8]
+
+    def told(factor):
+        return [
+            {"first": 0.1 * s * factor, "seconds": 0.5 * s * factor, "tokens": 4, "cpu": s}
+            for s in slow
+        ]
+
+    own, other = ({"first": told(f), "again": told(f)} for f in (1.0, 1.25))
+    other["again"][4]["seconds"] = 1e3
+    found = serve_cost.compare(own, other)
+    assert found["speed_lost_fraction"]["median"] == pytest.approx(0.2)
+    assert found["first_lost_fraction"] == pytest.approx(
+        {"median": 0.25, "low": 0.25, "high": 0.25}
+    )
+    assert found["cpu_more_fraction"]["median"] == 0
+    assert serve_cost.middle(range(100)) == {"median": 49.5, "low": 40, "high": 59}
