@@ -14,7 +14,7 @@ from experiments.probes import heldout_texts
 from experiments.strategies import strategies
 from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config, check_choice
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome, Verdict
 
 KINDS = ("prose", "code", "chinese")  # of held-out text

@@ -18,6 +18,7 @@ from experiments.probes import heldout_texts
 from experiments.regenerate import regenerate
 from tr.checkpoint.tokenizer import Tokenizer
 from tr.model import text
+from tr.progress import track
 
 OVERLAP = 48  # tokens
 BATCH = 64  # sequences that are written at once
@@ -31,11 +32,11 @@ def written(
     end = tokenizer.control["<|endoftext|>"]
     found: Ids = []
     device = params.embed.device
-    while len(found) < sequences:
-        count = min(BATCH, sequences - len(found))
+    for start in track(range(0, sequences, BATCH), "calibration text", "batches"):
+        count = min(BATCH, sequences - start)
         prompts = torch.full((count, 1), end, device=device)
         heat = torch.ones(count, device=device)
-        made = regenerate(params, prompts, tokens - 1, heat, tokenizer.count, seed + len(found))
+        made = regenerate(params, prompts, tokens - 1, heat, tokenizer.count, seed + start)
         found += made.tolist()
     return found
 

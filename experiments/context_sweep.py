@@ -19,7 +19,7 @@ from experiments.strategies import strategies
 from kernels.define import MAX_ROWS
 from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome
 
 

@@ -11,6 +11,7 @@ from experiments.stepping import step_ms, warnings
 from experiments.trace import launches
 from tr.assemble import assemble, sampling_of
 from tr.config import Config
+from tr.progress import track
 from tr.report.record import Outcome
 
 
@@ -38,7 +39,7 @@ def run(config: Config) -> Outcome:
     wall = wall_gb_per_s(limits, config.device.read_gb_per_s)
     figures: dict = {"wall_gb_per_s": wall, "contexts": {}}
     state = state_at(made.model, 0, 1, capacity, config.seed)
-    for context in contexts:
+    for context in track(contexts, "decode", "contexts"):
         for place in (state.feed.pos, state.target.pos):
             place.fill_(context)
         ms, state = step_ms(made.model, state, sampling, 1, o.rounds)

@@ -18,7 +18,7 @@ from tr.config import Config, Jit, Kernel
 from tr.drafts.raw import Raw
 from tr.model import text
 from tr.model.sampling import sampling
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome, Verdict
 
 TIES = 2

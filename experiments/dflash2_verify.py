@@ -18,7 +18,7 @@ from tr.decode.stream import warnings
 from tr.drafts.oracle import Oracle
 from tr.drafts.raw import Raw
 from tr.model.sampling import sampling
-from tr.report.progress import progress
+from tr.progress import stage
 from tr.report.record import Outcome, Verdict
 
 
@@ -61,29 +61,27 @@ def run(config: Config) -> Outcome:
     rows = oracle.tokens + 1 if oracle else draft.rows
     figures: dict[str, Any] = {"draft": config.draft.strategy, "rows": rows, "families": {}}
     compared, first, broken = 0, None, 0
-    with progress() as bars:
-        for family, prompts in families.items():
-            results: dict[str, tuple[Tally, list[list[int]]]] = {}
-            for name, job in jobs.items():
-                few = prompts[:1] if name == "raw reference" else prompts
-                bar = bars.add_task(f"{family}: {name}", total=len(few) * job.tokens, unit="tokens")
-                drafts = []
-                if oracle and name.startswith("speculative"):
-                    recorded = results[name.replace("speculative", "raw")][1]
-                    pairs = zip(few, recorded, strict=True)
-                    drafts = [replay(oracle, a, b, greedy.seed.device) for a, b in pairs]
-                results[name] = tally(
-                    job, few, family in LOOPS_COUNT, lambda n, bar=bar: bars.advance(bar, n), drafts
-                )
-            figures["families"][family] = family_figures(results)
-            broken += sum(total.broken for total, _ in results.values())
-            for mode in ("", " sampled"):
-                pairs = zip(results["raw" + mode][1], results["speculative" + mode][1], strict=True)
-                for i, (raw, spec) in enumerate(pairs):
-                    compared += len(raw)
-                    if raw != spec and first is None:
-                        where = {"family": family, "prompt": i, "mode": mode.strip() or "greedy"}
-                        first = {**where, **divergence(raw, spec)}
+    for family, prompts in families.items():
+        results: dict[str, tuple[Tally, list[list[int]]]] = {}
+        for name, job in jobs.items():
+            few = prompts[:1] if name == "raw reference" else prompts
+            drafts = []
+            if oracle and name.startswith("speculative"):
+                recorded = results[name.replace("speculative", "raw")][1]
+                pairs = zip(few, recorded, strict=True)
+                drafts = [replay(oracle, a, b, greedy.seed.device) for a, b in pairs]
+            loops, total = family in LOOPS_COUNT, len(few) * job.tokens
+            with stage(f"{family}: {name}", total, "tokens") as told:
+                results[name] = tally(job, few, loops, told.advance, drafts)
+        figures["families"][family] = family_figures(results)
+        broken += sum(total.broken for total, _ in results.values())
+        for mode in ("", " sampled"):
+            pairs = zip(results["raw" + mode][1], results["speculative" + mode][1], strict=True)
+            for i, (raw, spec) in enumerate(pairs):
+                compared += len(raw)
+                if raw != spec and first is None:
+                    where = {"family": family, "prompt": i, "mode": mode.strip() or "greedy"}
+                    first = {**where, **divergence(raw, spec)}
     verdict = Verdict(first is None, compared, first)
     said = made.warnings + warnings(broken)
     return Outcome(figures, verdict, oracle is not None, said)

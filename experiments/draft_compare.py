@@ -31,7 +31,7 @@ from tr.decode.step import State
 from tr.decode.stream import Counts, open_stream
 from tr.drafts.base import Draft
 from tr.model.sampling import Sampling, sampling
-from tr.report.progress import progress
+from tr.progress import track
 from tr.report.record import Outcome, Verdict
 
 COPIES, ELSEWHERE = 1.4, 0.97  # how much faster dflash2_lookup is to be than dflash2
@@ -101,21 +101,15 @@ def run(config: Config) -> Outcome:
     heats = {"greedy": 0.0, "sampled": o.temperature}
     figures: dict[str, Any] = {"strategies": {name: {} for name in kept}}
     texts: dict[str, list[Text]] = {mode: [] for mode in heats}
-    with progress() as bars:
-        for mode, heat in heats.items():
-            s = sampling(heat, seed=config.seed, device=device)
-            job = Job(made, kept["raw"].made, s, config.max_new_tokens, capacity)
-            total = sum(map(len, prompts.values()))
-            bar = bars.add_task(f"{mode}: texts", total=total, unit="prompts")
-            for family, listed in prompts.items():
-                for prompt in listed:
-                    texts[mode].append(written(job, family, prompt))
-                    bars.advance(bar)
-            bar = bars.add_task(mode, total=(o.rounds + 1) * len(texts[mode]), unit="prompts")
-            for n in range(o.rounds + 1):
-                for i, text in enumerate(texts[mode]):
-                    turn(job, text, kept, n + i)
-                    bars.advance(bar)
+    asked = [(family, prompt) for family, listed in prompts.items() for prompt in listed]
+    for mode, heat in heats.items():
+        s = sampling(heat, seed=config.seed, device=device)
+        job = Job(made, kept["raw"].made, s, config.max_new_tokens, capacity)
+        for family, prompt in track(asked, f"{mode}: texts", "prompts"):
+            texts[mode].append(written(job, family, prompt))
+        turns = [(n + i, text) for n in range(o.rounds + 1) for i, text in enumerate(texts[mode])]
+        for first, text in track(turns, mode, "prompts"):
+            turn(job, text, kept, first)
     for mode, prefix in HEATS:
         steps = timed(made, kept, texts[mode], capacity, max(1, o.steps // TURNS))
         for name in kept:

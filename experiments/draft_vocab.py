@@ -17,7 +17,7 @@ from tr.assemble import assemble
 from tr.config import Config
 from tr.drafts.head import listing
 from tr.model.sampling import sampling
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome, write
 
 FILE = "draft_vocab.json"

@@ -26,8 +26,8 @@ from tr.checkpoint.imports.report import Held, summary
 from tr.checkpoint.load import load_target, open_target, read_shape
 from tr.checkpoint.survey import stream
 from tr.config import Config, check_choice
+from tr.progress import track
 from tr.quant import rtn
-from tr.report.progress import track
 from tr.report.record import Outcome
 
 GGUF = "gguf"

@@ -20,7 +20,7 @@ from tr.config import Config
 from tr.model import text
 from tr.model.config import FULL
 from tr.nn.formats.kv.cache import bytes_per_token
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome
 
 KINDS = ("prose", "code")

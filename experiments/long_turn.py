@@ -24,7 +24,7 @@ from tr.config import Config
 from tr.decode.session import Sessions
 from tr.decode.stream import Counts
 from tr.drafts.base import Draft
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome
 
 PHASES = ("rest", "match", "take_up", "read", "begin", "keep")

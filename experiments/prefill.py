@@ -30,6 +30,7 @@ from tr.config import Config
 from tr.decode.step import GRID, Model, State, cuts, init_state, prefill, read
 from tr.drafts.base import Draft
 from tr.nn.formats.many import ACTIVATIONS, Many
+from tr.progress import track
 from tr.report.record import Outcome, Verdict
 from tr.roofline import prefill_flops
 from tr.tree import tensors
@@ -64,7 +65,7 @@ def run(config: Config) -> Outcome:
     figures: dict[str, Any] = {
         "matmul_tflops": rate,
         "chunk_tokens": made.model.chunk,
-        "lengths": {str(n): work.timed(made.model, n, o.rounds) for n in lengths},
+        "lengths": {str(n): work.timed(made.model, n, o.rounds) for n in track(lengths, "lengths")},
         "parts": work.parts(lengths[-1]),
         "resume": {},
     }

@@ -22,11 +22,11 @@ from tr.checkpoint.load import Target, load_target
 from tr.checkpoint.tokenizer import load_tokenizer
 from tr.config import Config
 from tr.model import text
+from tr.progress import track
 from tr.quant.numbers import bits_per_weight, numbers
 from tr.quant.recipe import Recipe
 from tr.quant.sequential import Plan
 from tr.quant.shelf import Files
-from tr.report.progress import track
 from tr.report.record import Outcome
 from tr.tree import unchecked
 

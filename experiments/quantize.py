@@ -26,6 +26,7 @@ from tr.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from tr.config import Config, Quant
 from tr.model import layer, mtp, text
 from tr.nn.formats.dense import dense
+from tr.progress import stage
 from tr.quant import folder as files
 from tr.quant import recipe, table
 from tr.quant.hessian import Moments, matrices, observe, replace_matrices
@@ -34,7 +35,6 @@ from tr.quant.recipe import Recipe
 from tr.quant.sequential import Plan, assembled, sequential
 from tr.quant.shelf import Files
 from tr.quant.tune import Settings, tune
-from tr.report.progress import progress
 from tr.report.record import Outcome
 from tr.roofline import head_matrices, matrix_bytes
 from tr.tree import tensors
@@ -171,13 +171,12 @@ def quantise(
     """Every part in turn under a bar; `seconds` takes the time of each."""
     done: dict[str, Any] = {}
     tokens = batch(ids, loaded.params.embed.device) if ids else torch.zeros(1, 1).long()
-    with progress() as bars:
-        total = len(plan.parts(loaded.params, loaded.mtp))
-        task = bars.add_task(made.method, total=total, unit="parts")
+    total = len(plan.parts(loaded.params, loaded.mtp))
+    with stage(made.method, total, "parts") as told:
         start = time.perf_counter()
         for name, part in sequential(loaded.params, loaded.mtp, tokens, plan, shelf):
             done[name] = part
-            bars.advance(task)
+            told.advance()
             now = time.perf_counter()
             seconds[name], start = now - start, now
     return assembled(loaded.params, loaded.mtp, done)
@@ -194,13 +193,14 @@ def learn(
     """`start` after `o.steps` of `tr.quant.tune` under a bar."""
     settings = Settings(o.steps, o.step_sequences, seed=o.seed)
     begun = time.perf_counter()
-    with progress() as bars:
-        task = bars.add_task(f"{made.method}: KL", total=o.steps, unit="steps")
-
-        def report(step: int, loss: float) -> None:
-            bars.update(task, advance=1, description=f"{made.method}: KL {loss:.4f}")
-
-        done = tune(whole, start, tokens, settings, report)
+    with stage(f"{made.method}: KL", o.steps) as told:
+        done = tune(
+            whole,
+            start,
+            tokens,
+            settings,
+            lambda step, loss: told.advance(name=f"{made.method}: KL {loss:.4f}"),
+        )
     seconds["tune"] = time.perf_counter() - begun
     return done
 

@@ -18,6 +18,7 @@ from tr.config import Config
 from tr.decode.step import Model, State
 from tr.drafts.raw import Raw
 from tr.model.sampling import Sampling
+from tr.progress import track
 from tr.report.record import Outcome, Verdict
 from tr.tree import map_tensors, tensors
 
@@ -41,7 +42,7 @@ def run(config: Config) -> Outcome:
     eager = Model.build(model.params, model.ops, model.ids)
     start = state_at(model, o.context, most, capacity, config.seed)
     replay = replays(eager, model, start, sampling, o.steps)
-    rows = {n: verified(eager, model, start, sampling, n) for n in o.rows}
+    rows = {n: verified(eager, model, start, sampling, n) for n in track(o.rows, "rows")}
     figures = {
         "backend": config.jit.backend,
         "steps": o.steps,

@@ -27,7 +27,7 @@ from tr.decode.step import SHORT, Model, State, init_state, prefill
 from tr.decode.stream import Counts, advance, begun
 from tr.drafts.base import Draft
 from tr.model.sampling import Sampling, sampling
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome
 from tr.tree import map_tensors, unchecked
 

@@ -16,7 +16,7 @@ from experiments.serve_client import Clients, clients
 from experiments.serving import Serving, serving
 from tr.assemble import assemble
 from tr.config import Config
-from tr.report.progress import progress
+from tr.progress import stage
 from tr.report.record import Outcome, Verdict
 
 IDLE = 120.0  # seconds in which all that was left must end
@@ -190,14 +190,13 @@ def under_load(
         leave = o.within * draw.random() if leaves else None
         http.send(number, asked[one].path, asked[one].body, leave, after)
 
-    with progress() as bars:
-        task = bars.add_task(f"{o.clients} clients", total=o.seconds, unit="s")
+    with stage(f"{o.clients} clients", o.seconds, "s") as told_of:
         for number in range(o.clients):
             send(number)
         while running:
             told = http.take(ENDED)
             passed = time.monotonic() - begin
-            bars.update(task, completed=min(o.seconds, round(passed)))
+            told_of.advance(min(o.seconds, passed) - told_of.done)
             one = running.pop(told["id"])
             tally.hear(asked[one], quiet[one], told)
             if (last := server.engine.state().last) is not None:

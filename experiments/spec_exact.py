@@ -20,7 +20,7 @@ from tr.decode.stream import Counts
 from tr.drafts.base import Draft
 from tr.drafts.raw import Raw
 from tr.model.sampling import sampling
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome, Verdict
 
 BLOCK = 128

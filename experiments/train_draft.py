@@ -26,7 +26,7 @@ from tr.checkpoint.tokenizer import load_tokenizer
 from tr.config import Config
 from tr.drafts import dflash2_net as net
 from tr.model import mtp, text
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome
 
 MIXTURE = {

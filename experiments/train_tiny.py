@@ -23,7 +23,7 @@ from tr.checkpoint.save import save_target
 from tr.checkpoint.tokenizer import load_tokenizer
 from tr.config import Config
 from tr.model import text
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome
 from tr.tree import replace_tensors, tensors
 

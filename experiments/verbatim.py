@@ -15,7 +15,7 @@ from experiments.spec_exact import Judge
 from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
 from tr.drafts.raw import Raw
-from tr.report.progress import track
+from tr.progress import track
 from tr.report.record import Outcome
 
 BLOCK = 4

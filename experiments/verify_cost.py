@@ -12,6 +12,7 @@ from experiments.stepping import step_ms, warnings
 from tr.assemble import Assembly, assemble, sampling_of
 from tr.config import Config
 from tr.drafts.base import Draft
+from tr.progress import track
 from tr.report.record import Outcome
 
 
@@ -32,7 +33,7 @@ def run(config: Config) -> Outcome:
     limits, sampling = ceilings(device), sampling_of(config)
     state = state_at(made.model, o.context, most, o.context + most, config.seed)
     times = {}
-    for rows in o.rows:
+    for rows in track(o.rows, "verify_cost", "row counts"):
         times[rows], state = step_ms(made.model, state, sampling, rows, o.rounds)
     rows = {
         str(rows): {"step_ms": ms, "ratio": ms / times[1], "rows_per_s": rows * 1e3 / ms}
