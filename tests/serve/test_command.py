@@ -1,5 +1,6 @@
 """The command `python -m tr.serve`: what it refuses, what it prints, how it ends."""
 
+import logging
 import os
 import signal
 import socket
@@ -13,6 +14,17 @@ import pytest
 from tr.serve import __main__ as command
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def same_loggers_afterwards():
+    """The command sets up logs for this process, on a stream that ends with the test."""
+    loggers = [logging.getLogger(name) for name in ("tr.serve", "uvicorn")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.mark.parametrize(
