@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.define import variant
 from kernels.gpu import SUPPORT
 from kernels.int4_matmul.gluon_ring import BESIDE_ROWS, launch_ring
-from kernels.int4_matmul.gluon_stripes import AddNorm, launch_stripes
+from kernels.int4_matmul.gluon_stripes import AddNorm, fit, launch_stripes
 from kernels.int4_matmul.launch import card, check
 from kernels.int4_matmul.layout import GROUP, ROWS
 from kernels.int4_matmul.plan import ring, ring_beside
@@ -22,6 +22,7 @@ from kernels.int4_matmul.reference import (
     fake_beside,
     fake_gate_up,
 )
+from kernels.int4_matmul.triton import int4_add_norm as add_norm_in_triton
 
 WIDTHS = replace(
     SUPPORT, devices=("cuda",), capability=(9, 0), below=(10, 0), multiples=SHAPES
@@ -106,7 +107,9 @@ def int4_add_norm(
     eps: float,
     sums: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the reference, for 1 to 16 rows of bfloat16."""
+    """As the reference, for 1 to 16 rows of bfloat16. Few groups of inputs: Triton's kernel."""
+    if not fit(tiles.shape[1]):
+        return add_norm_in_triton(x, tiles, residual, gain, eps, sums)
     rows, n = residual.shape
     check("int4_add_norm", x, tiles, n, True, sums, None, residual=residual, gain=gain)
     y, normed = torch.empty_like(residual), torch.empty_like(residual)

@@ -475,6 +475,11 @@ class AddNorm:
     squares: Tensor
 
 
+def fit(groups: int) -> bool:
+    """Whether a block is longer than the ring: a program's counts at blocks rest on that."""
+    return groups > STRIPE_STAGES
+
+
 def launch_stripes(
     x: Tensor,
     tiles: Tensor,

@@ -277,6 +277,15 @@ def test_int4_add_norm(groups, programs, stages, summed):
         assert same(some, [t[rows] for t in whole])
 
 
+def test_int4_add_norm_of_few_groups_is_left_to_triton():
+    """A stripe would meet several blocks within the ring."""
+    arguments = BENCHES["int4_add_norm"].inputs(Draw("cpu"), 2, n=384, k=256)
+    with patch.object(int4, "add_norm_in_triton") as triton:
+        found = VARIANTS["int4_add_norm"]["gluon"](*arguments)
+    triton.assert_called_once_with(*arguments)
+    assert found is triton.return_value
+
+
 LOOPS = {  # tensor core steps of a consumer's round, at most so many instructions
     "_int4_ring_gluon": (48, 260),
     "_int4_stripes_gluon": (64, 460),
