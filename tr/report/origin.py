@@ -15,6 +15,8 @@ EQUAL = {
     "resume_exact": "a conversation taken up again writes what one that never paused writes",
     "serve_cost": "answers through HTTP equal the engine's own",
     "serve_load": "answers under load equal those of a quiet run",
+    "rivals": "the server's texts equal the engine's own",
+    "ablation": "steps with an exact switch off, and with all on again, equal those with all on",
 }
 
 #: what two people's runs of one experiment may differ by, beside their configs
