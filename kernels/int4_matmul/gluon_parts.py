@@ -147,10 +147,20 @@ def all_inputs(x, COLUMNS: gl.constexpr, MMA: gl.constexpr, ACROSS: gl.constexpr
 
 
 @gluon.jit
+def product(q, x, acc):
+    """acc + q x over a group of inputs, each given as four operands."""
+    q0, q1, q2, q3 = q
+    x0, x1, x2, x3 = x
+    acc = mma_v2(q0, x0, acc)
+    acc = mma_v2(q1, x1, acc)
+    acc = mma_v2(q2, x2, acc)
+    return mma_v2(q3, x3, acc)
+
+
+@gluon.jit
 def multiplied(words, pairs, tile: gl.constexpr, x, total, acc, MMA: gl.constexpr):
     """acc [64, columns] + a tile times a group of x; `total` is the group's sum of each column."""
     COLUMNS: gl.constexpr = acc.shape[1]
-    x0, x1, x2, x3 = x
     W: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [8, 0]],
         [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
@@ -158,12 +168,9 @@ def multiplied(words, pairs, tile: gl.constexpr, x, total, acc, MMA: gl.constexp
         [],
         [_ROWS, _WORDS],
     )
-    q0, q1, q2, q3 = unpack(words.index(tile).load(W), MMA)
+    q = unpack(words.index(tile).load(W), MMA)
     pair = pairs.index(tile).load(gl.SliceLayout(1, MMA))
-    d = mma_v2(q0, x0, gl.zeros([_ROWS, COLUMNS], gl.float32, MMA))
-    d = mma_v2(q1, x1, d)
-    d = mma_v2(q2, x2, d)
-    d = mma_v2(q3, x3, d)
+    d = product(q, x, gl.zeros([_ROWS, COLUMNS], gl.float32, MMA))
     return accumulated(pair, total, d, acc)
 
 

@@ -36,6 +36,7 @@ from kernels.int4_matmul.gluon_parts import (
     multiplied,
     next_stage,
     pass_turn,
+    product,
     unit_of,
     viewed,
     wait_turn,
@@ -150,11 +151,7 @@ def _multiply(
                 at = unit + i * _CONSUMERS
                 total = gl.broadcast(totals.index(at).load(C)[None, :], zero)[0]
             else:
-                x0, x1, x2, x3 = x
-                total = mma_v2(ones, x0, zero)
-                total = mma_v2(ones, x1, total)
-                total = mma_v2(ones, x2, total)
-                total = mma_v2(ones, x3, total)
+                total = product((ones, ones, ones, ones), x, zero)
             w = viewed(words.index(stage), gl.int16, [TILES, _ROWS, _WORDS], FLAT)
             pair = viewed(pairs.index(stage), gl.int32, [TILES, _ROWS], LINE)
             a0 = multiplied(w, pair, 0, x, total, a0, MMA)

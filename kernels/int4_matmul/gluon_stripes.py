@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.define import MAX_ROWS
@@ -40,6 +39,7 @@ from kernels.int4_matmul.gluon_parts import (
     multiplied,
     next_stage,
     pass_turn,
+    product,
     unit_of,
     viewed,
     wait_turn,
@@ -111,11 +111,7 @@ def _consume(
             if SUMS:
                 total = gl.broadcast(totals.index(at).load(C)[None, :], zero)[0]
             else:
-                x0, x1, x2, x3 = x
-                total = mma_v2(ones, x0, zero)
-                total = mma_v2(ones, x1, total)
-                total = mma_v2(ones, x2, total)
-                total = mma_v2(ones, x3, total)
+                total = product((ones, ones, ones, ones), x, zero)
             w = viewed(words.index(stage), gl.int16, [_TALL, _ROWS, _WORDS], FLAT)
             pair = viewed(pairs.index(stage), gl.int32, [_TALL, _ROWS], LINE)
             a0 = multiplied(w, pair, 0, x, total, a0, MMA)
