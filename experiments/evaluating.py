@@ -6,7 +6,6 @@ server. Each is written to items.jsonl beside the record as it comes.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -161,10 +160,7 @@ class Remote:
 
     def __init__(self, config: Config, o: Options) -> None:
         self.config, self.options = config, o
-        if o.key_env and not os.environ.get(o.key_env):
-            raise ValueError(f"params.key_env={o.key_env}: this environment variable is not set")
-        key = os.environ[o.key_env] if o.key_env else ""
-        self.server = Server(o.server, key, o.patience)
+        self.server = Server(o.server, rival_servers.key_of(o.key_env), o.patience)
         self.name = o.model or next(iter(models(self.server)), "")
         self.found = rival_servers.recognise(self.server)
         self.guessed = 0
@@ -173,11 +169,15 @@ class Remote:
         prompt = asked.prompt
         if not isinstance(prompt, str):
             prompt = [{"role": role, "content": text} for role, text in prompt]
-        settings = rival_servers.fields(
-            self.found.kind, drawn(self.config, sample), self.options.thinking, False
+        settings = rival_servers.request(
+            self.server,
+            self.found.kind,
+            self.name,
+            drawn(self.config, sample),
+            self.config.max_new_tokens,
+            self.options.thinking,
+            ignore_eos=False,
         )
-        settings |= rival_servers.forget(self.server, self.found.kind) or {}
-        settings |= {"model": self.name, "max_tokens": self.config.max_new_tokens}
         if asked.stops:
             settings["stop"] = list(asked.stops)
         reply = stream(self.server, prompt, settings)

@@ -5,6 +5,7 @@ words alone. Sampling is always spelled out: a server's defaults, or those that 
 would otherwise decide.
 """
 
+import os
 import re
 import secrets
 from collections import defaultdict
@@ -169,6 +170,31 @@ def fields(kind: str, sampling: Sampling, thinking: bool, ignore_eos: bool) -> F
     if kind == TR:
         asked["timings"] = True
     return asked
+
+
+def request(
+    server: Server,
+    kind: str,
+    model: str,
+    sampling: Sampling,
+    tokens: int,
+    thinking: bool,
+    ignore_eos: bool,
+) -> Facts:
+    """All of a request but its prompt, which the server is told to forget first."""
+    return {
+        **fields(kind, sampling, thinking, ignore_eos),
+        **(forget(server, kind) or {}),
+        "model": model,
+        "max_tokens": tokens,
+    }
+
+
+def key_of(variable: str) -> str:
+    """The key in an environment variable, none without a name; raises ValueError if it is unset."""
+    if variable and not os.environ.get(variable):
+        raise ValueError(f"params.key_env={variable}: this environment variable is not set")
+    return os.environ[variable] if variable else ""
 
 
 def unheard(kind: str, sampled: bool, ignore_eos: bool) -> list[str]:

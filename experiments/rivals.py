@@ -75,13 +75,15 @@ class Client:
 
     def ask(self, ask: Ask, nonce: str = "") -> Answer:
         o = self.options
-        s = drawn(self.config, ask.place)
-        settings = {
-            **rival_servers.fields(self.kind, s, o.thinking, o.ignore_eos),
-            **(rival_servers.forget(self.server, self.kind) or {}),
-            "model": self.model,
-            "max_tokens": self.config.max_new_tokens,
-        }
+        settings = rival_servers.request(
+            self.server,
+            self.kind,
+            self.model,
+            drawn(self.config, ask.place),
+            self.config.max_new_tokens,
+            o.thinking,
+            o.ignore_eos,
+        )
         reply = stream(self.server, ask.content(nonce), settings)
         return Answer(ask, reply, *self.counted(reply, nonce + ask.prompt.text))
 
@@ -112,7 +114,8 @@ def run(config: Config) -> Outcome:
         raise ValueError("sampling.logit_bias: its ids are one tokenizer's; leave it out")
     asked = asks(config, o.prompts)
     if o.server:
-        m = measure(config, o, Server(o.server, key(o), o.patience), asked)
+        server = Server(o.server, rival_servers.key_of(o.key_env), o.patience)
+        m = measure(config, o, server, asked)
         return Outcome(figures_of(m), warnings=tuple(warnings(m, o.thinking, o.ignore_eos)))
     for name in ("nonce", "thinking"):
         if getattr(o, name):
@@ -123,12 +126,6 @@ def run(config: Config) -> Outcome:
     figures, texts = direct(config, made, asked, o.ignore_eos)
     said = (*made.warnings, *warnings(m, o.thinking, o.ignore_eos))
     return Outcome({**figures_of(m), "direct": figures}, compare(m, texts), warnings=said)
-
-
-def key(o: Options) -> str:
-    if o.key_env and not os.environ.get(o.key_env):
-        raise ValueError(f"params.key_env={o.key_env}: this environment variable is not set")
-    return os.environ[o.key_env] if o.key_env else ""
 
 
 def asks(config: Config, prompts: int) -> list[Ask]:
