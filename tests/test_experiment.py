@@ -9,24 +9,14 @@ import pytest
 import torch
 
 from tests import trivial
-from tr import experiment, job
+from tr import job
 from tr.report import record
 from tr.report.machine import ROOT
 
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, capsys):
-    """Call the command in an empty folder: exit code, standard output, standard error."""
-    monkeypatch.setitem(sys.modules, "experiments.trivial", trivial.module())
-    monkeypatch.setattr(job, "ROOMS", trivial.ROOMS)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["experiment", *args])
-        code = experiment.main()
-        return code, *capsys.readouterr()
-
-    return call
+    return trivial.caller(monkeypatch, tmp_path, capsys)
 
 
 def files(folder: Path) -> list[str]:

@@ -33,17 +33,7 @@ def two(tmp_path_factory):
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, capsys):
-    """Call the command in an empty folder: exit code, standard output, standard error."""
-    monkeypatch.setitem(sys.modules, "experiments.trivial", trivial.module())
-    monkeypatch.setattr(job, "ROOMS", trivial.ROOMS)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["experiment", *args])
-        code = experiment.main()
-        return code, *capsys.readouterr()
-
-    return call
+    return trivial.caller(monkeypatch, tmp_path, capsys)
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

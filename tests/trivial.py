@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -46,6 +47,20 @@ def module() -> types.ModuleType:
     made = types.ModuleType("experiments.trivial")
     made.run, made.Options = run, Options  # type: ignore[attr-defined]
     return made
+
+
+def caller(monkeypatch, folder: Path, capsys) -> Callable[..., tuple[int, str, str]]:
+    """Calls the command in `folder`: exit code, standard output, standard error."""
+    monkeypatch.setitem(sys.modules, "experiments.trivial", module())
+    monkeypatch.setattr(job, "ROOMS", ROOMS)
+    monkeypatch.chdir(folder)
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["experiment", *args])
+        code = experiment.main()
+        return code, *capsys.readouterr()
+
+    return call
 
 
 ROOMS = (*job.ROOMS, Path(__file__).parent)  # its mistakes are a caller's as well
