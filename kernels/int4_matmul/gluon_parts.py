@@ -19,6 +19,9 @@ from kernels.rounding import rounded
 
 CONSUMERS = 2  # of four warps each
 SHARED = 216 * 1024  # bytes for a program's ring and what stands beside it
+#: tiles that a program has on their way at most: enough for the memory's full rate, and what the
+#: kernel before still reads and writes does not queue behind a whole ring's worth
+UNDER_WAY = 12
 
 # named differently in Triton 3.6 and 3.9
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -185,6 +188,17 @@ def gated(gate, up, dtype: gl.constexpr):
 def next_stage(stage, phase, STEP: gl.constexpr, STAGES: gl.constexpr):
     over = stage + STEP >= STAGES
     return gl.where(over, stage + STEP - STAGES, stage + STEP), gl.where(over, phase ^ 1, phase)
+
+
+@gluon.jit
+def wait_landed(full, stage, phase, AHEAD: gl.constexpr, STAGES: gl.constexpr):
+    """Until the unit AHEAD before the one that goes to `stage` is there. `phase`: the parity of
+    `empty` for that one, 1 in the first round.
+    """
+    if AHEAD < STAGES:
+        over = stage < AHEAD
+        earlier = gl.where(over, stage + STAGES - AHEAD, stage - AHEAD)
+        mbarrier.wait(full.index(earlier), gl.where(over, phase, phase ^ 1))
 
 
 @gluon.jit

@@ -1,11 +1,11 @@
 """Int4 matmul for Hopper: whole blocks of output rows a program, which no other program knows of.
 
-A producer warp keeps a ring in shared memory full. A stage is one unit: the tiles of a block (4 or
-2 of 64 rows) by one group, words and parameters, and that group of x, brought by bulk copies that
-an mbarrier counts. Two consumers of four warps take the units in turn. Each turns all words of its
-unit into tensor core operands in registers (128 + code, as in triton.py) and gives the stage back:
-so x is read once for all rows of a block, and while one unpacks another multiplies. Weights do not
-wait for the kernel before: the ring is filled with them before x may be read. Sums of x that are
+A producer warp fills a ring in shared memory, a few units at a time (UNDER_WAY). A stage is one
+unit: the tiles of a block (4 or 2 of 64 rows) by one group, words and parameters, and that group of
+x, brought by bulk copies that an mbarrier counts. Two consumers of four warps take the units in
+turn. Each turns all words of its unit into tensor core operands in registers (128 + code, as in
+triton.py) and gives the stage back: so x is read once for all rows of a block, and while one
+unpacks another multiplies. The first weights do not wait for the kernel before. Sums of x that are
 not given are one more product, with ones.
 
 At the end of a block the consumers add their sums one after another, in shared memory, and the last
@@ -23,6 +23,7 @@ from kernels.gpu import dependent_launch, let_next_start, power_of_two, wait_for
 from kernels.int4_matmul.gluon_parts import (
     CONSUMERS,
     SHARED,
+    UNDER_WAY,
     added_up,
     all_inputs,
     as_operand,
@@ -39,6 +40,7 @@ from kernels.int4_matmul.gluon_parts import (
     product,
     unit_of,
     viewed,
+    wait_landed,
     wait_turn,
 )
 from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
@@ -329,7 +331,7 @@ def _produce(
     pairs,
     full,
     empty,
-    after,  # block and group of the first unit that the ring has no room for yet
+    after,  # block and group of the first unit that is not under way yet
     units,
     groups,
     piece,
@@ -338,18 +340,20 @@ def _produce(
     BESIDE: gl.constexpr,
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
+    AHEAD: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Bring x of the first units, then units as stages become free."""
+    """Bring x of the first units, then units as stages become free, AHEAD at a time."""
     words_tiles, pairs_tiles, beside_rows, x_rows = sources
     wait_for_inputs(PDL)
-    for unit in range(0, gl.minimum(units, STAGES)):
+    for unit in range(0, gl.minimum(units, AHEAD)):
         bulk_copy(x_rows, [unit % groups * _PARTS, 0, 0], full.index(unit), xs.index(unit))
     block, group = after
-    stage = 0
-    phase = 0
-    for _ in range(STAGES, units):
+    stage = units * 0 + AHEAD % STAGES
+    phase = units * 0 + 1 - AHEAD // STAGES  # at first all stages count as given back
+    for _ in range(AHEAD, units):
         mbarrier.wait(empty.index(stage), phase)
+        wait_landed(full, stage, phase, AHEAD, STAGES)
         bar = full.index(stage)
         _bring_weights(
             sources, words, pairs, bar, stage, block, group, piece, GATE_UP, TILES, BESIDE, COLUMNS
@@ -384,6 +388,7 @@ def _int4_ring_gluon(
     GROUPS: gl.constexpr,  # a power of two, at least `groups` and 32
     COLUMNS: gl.constexpr,  # 8 or 16, at least `rows`
     STAGES: gl.constexpr,
+    AHEAD: gl.constexpr,  # units under way at most
     PDL: gl.constexpr,
 ):
     let_next_start(PDL)
@@ -424,7 +429,7 @@ def _int4_ring_gluon(
     sources = (words_tiles, pairs_tiles, beside_rows, x_rows)
     block = own
     group = own * 0
-    for unit in range(0, gl.minimum(units, STAGES)):  # weights: constants, ahead of any wait
+    for unit in range(0, gl.minimum(units, AHEAD)):  # weights: constants, ahead of any wait
         bar = full.index(unit)
         _bring_weights(
             sources, words, pairs, bar, unit, block, group, piece, GATE_UP, TILES, BESIDE, COLUMNS
@@ -464,6 +469,7 @@ def _int4_ring_gluon(
                     BESIDE,
                     COLUMNS,
                     STAGES,
+                    AHEAD,
                     PDL,
                 ),
             ),
@@ -524,6 +530,7 @@ def launch_ring(
         GROUPS=most_groups,
         COLUMNS=columns,
         STAGES=stages,
+        AHEAD=min(UNDER_WAY // tall, stages),
         PDL=overlap,
         launch_pdl=overlap,
         num_warps=4,

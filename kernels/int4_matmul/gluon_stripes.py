@@ -1,6 +1,7 @@
 """Int4 matmul for Hopper where blocks do not come out even: stripes of them, one a processor.
 
-The ring is that of gluon_ring.py, a unit four tiles of 64 rows by one group. Two consumers of four
+The ring is that of gluon_ring.py, a unit four tiles of 64 rows by one group, or two where a block
+ends in residual and norm: more programs then finish fewer rows each. Two consumers of four
 warps take the units in turn, each all tiles of its unit, so that x is read once. At the end of a
 block they add their sums, and the last leaves them in the program's slot.
 
@@ -27,6 +28,7 @@ from kernels.gpu import (
 from kernels.int4_matmul.gluon_parts import (
     CONSUMERS,
     SHARED,
+    UNDER_WAY,
     added_up,
     all_inputs,
     barrier,
@@ -42,28 +44,27 @@ from kernels.int4_matmul.gluon_parts import (
     product,
     unit_of,
     viewed,
+    wait_landed,
     wait_turn,
 )
 from kernels.int4_matmul.launch import card, slots
 from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
-from kernels.int4_matmul.plan import MOST_BLOCKS, STRIPE_STAGES
+from kernels.int4_matmul.plan import MOST_BLOCKS, STRIPE_TILES
 from kernels.rounding import rounded
 
-TALL = 4  # tiles of a unit
 PLAIN, GATE_UP, ADD_NORM = range(3)  # how a block ends
+TALL = (4, 4, 2)  # tiles of a unit, by that
 
 _ROWS = gl.constexpr(ROWS)
 _WORDS = gl.constexpr(WORDS)
 _GROUP = gl.constexpr(GROUP)
 _SLOT_COLUMNS = gl.constexpr(MAX_ROWS)
 _CONSUMERS = gl.constexpr(CONSUMERS)
-_TALL = gl.constexpr(TALL)
 _PLAIN = gl.constexpr(PLAIN)
 _GATE_UP = gl.constexpr(GATE_UP)
 _ADD_NORM = gl.constexpr(ADD_NORM)
 _LAST = gl.constexpr(CONSUMERS - 1)
-_BLOCK = gl.constexpr(TALL * ROWS)
-_UNIT = gl.constexpr(TALL * 2 * TILE)  # bytes of a unit's weights
+_TILE_BYTES = gl.constexpr(2 * TILE)
 _MOST_BLOCKS = gl.constexpr(MOST_BLOCKS)
 
 
@@ -74,6 +75,7 @@ def _consume(
     slot_ptr,  # the program's first
     memory,  # what stands in shared memory
     stripe,  # its first group, its units, blocks it touches, groups of a block, rows of x
+    TILES: gl.constexpr,
     SUMS: gl.constexpr,
     COLUMNS: gl.constexpr,
     HELD: gl.constexpr,
@@ -83,6 +85,7 @@ def _consume(
     """Multiply every other unit; the last consumer leaves a block's sums in the program's slot."""
     xs, ts, mail, words, pairs, full, empty, turns, left, summed = memory
     first, units, touched, groups, rows = stripe
+    BLOCK: gl.constexpr = TILES * _ROWS
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -112,30 +115,33 @@ def _consume(
                 total = gl.broadcast(totals.index(at).load(C)[None, :], zero)[0]
             else:
                 total = product((ones, ones, ones, ones), x, zero)
-            w = viewed(words.index(stage), gl.int16, [_TALL, _ROWS, _WORDS], FLAT)
-            pair = viewed(pairs.index(stage), gl.int32, [_TALL, _ROWS], LINE)
+            w = viewed(words.index(stage), gl.int16, [TILES, _ROWS, _WORDS], FLAT)
+            pair = viewed(pairs.index(stage), gl.int32, [TILES, _ROWS], LINE)
             a0 = multiplied(w, pair, 0, x, total, a0, MMA)
             a1 = multiplied(w, pair, 1, x, total, a1, MMA)
-            a2 = multiplied(w, pair, 2, x, total, a2, MMA)
-            a3 = multiplied(w, pair, 3, x, total, a3, MMA)
+            if TILES == 4:
+                a2 = multiplied(w, pair, 2, x, total, a2, MMA)
+                a3 = multiplied(w, pair, 3, x, total, a3, MMA)
             mbarrier.arrive(empty.index(stage), count=1)  # all that was read is in use
             at = gl.where(at + _CONSUMERS >= HELD, at + _CONSUMERS - HELD, at + _CONSUMERS)
             stage, phase = next_stage(stage, phase, _CONSUMERS, STAGES)
         wait_turn(part, turns, j)
         a0 = added_up(part, mail.index(0), a0, _CONSUMERS, MMA)
         a1 = added_up(part, mail.index(1), a1, _CONSUMERS, MMA)
-        a2 = added_up(part, mail.index(2), a2, _CONSUMERS, MMA)
-        a3 = added_up(part, mail.index(3), a3, _CONSUMERS, MMA)
+        if TILES == 4:
+            a2 = added_up(part, mail.index(2), a2, _CONSUMERS, MMA)
+            a3 = added_up(part, mail.index(3), a3, _CONSUMERS, MMA)
         pass_turn(part, turns)
         if part == _LAST:
             row = gl.arange(0, _ROWS, gl.SliceLayout(1, MMA))[:, None]
             col = gl.arange(0, COLUMNS, C)[None, :]
             live = (col < rows) & (row >= 0)
-            place = slot_ptr + j * (_BLOCK * _SLOT_COLUMNS) + col * _BLOCK + row
+            place = slot_ptr + j * (BLOCK * _SLOT_COLUMNS) + col * BLOCK + row
             gl.store(place, a0, mask=live)
             gl.store(place + _ROWS, a1, mask=live)
-            gl.store(place + 2 * _ROWS, a2, mask=live)
-            gl.store(place + 3 * _ROWS, a3, mask=live)
+            if TILES == 4:
+                gl.store(place + 2 * _ROWS, a2, mask=live)
+                gl.store(place + 3 * _ROWS, a3, mask=live)
             if j < touched - 1:
                 mbarrier.arrive(left, count=1)
 
@@ -198,23 +204,26 @@ def _produce(
     STEP: gl.constexpr,
     BYTES: gl.constexpr,
     STAGES: gl.constexpr,
+    AHEAD: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Bring x of the first units, then units as stages become free; count in at blocks that ended.
+    """Bring x of the first units, then units as stages become free, AHEAD at a time; count in at
+    blocks that ended.
 
     `last_here` [32] int32 tells of each whether this program was the last to arrive there.
     """
     wait_for_inputs(PDL)
-    for unit in range(0, gl.minimum(units, STAGES)):
+    for unit in range(0, gl.minimum(units, AHEAD)):
         _bring_x(x_rows, xs, full.index(unit), unit, (first + unit) % groups)
-    stage = 0
-    phase = 0
+    stage = units * 0 + AHEAD % STAGES
+    phase = units * 0 + 1 - AHEAD // STAGES  # at first all stages count as given back
     L: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     i = gl.arange(0, _MOST_BLOCKS, L)
     was_last = gl.zeros([_MOST_BLOCKS], gl.int32, L)
     ended = 0  # blocks that this program is counted in at
-    for unit in range(STAGES, units):
+    for unit in range(AHEAD, units):
         mbarrier.wait(empty.index(stage), phase)
+        wait_landed(full, stage, phase, AHEAD, STAGES)
         bar = full.index(stage)
         mbarrier.expect(bar, BYTES)
         _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, block * STEP, group)
@@ -244,6 +253,7 @@ def _finish(
     groups,
     eps,
     FORM: gl.constexpr,
+    BLOCK: gl.constexpr,
     SCALED: gl.constexpr,
     GROUPS: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -252,7 +262,7 @@ def _finish(
     y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr = pointers
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     GATE_UP: gl.constexpr = FORM == _GATE_UP
-    OUT: gl.constexpr = _BLOCK // 2 if GATE_UP else _BLOCK
+    OUT: gl.constexpr = BLOCK // 2 if GATE_UP else BLOCK
     G: gl.constexpr = OUT // _GROUP
     AT_ONCE: gl.constexpr = 8 if COLUMNS == 8 else 4
     L: gl.constexpr = gl.BlockedLayout([1, 1, 4 * G], [1, G, 32 // G], [4, 1, 1], [2, 1, 0])
@@ -271,14 +281,14 @@ def _finish(
         gain = gl.load(gain_ptr + out + wide * 0, mask=live, other=0.0).to(gl.float32)
     if SCALED:
         unit = unit_of(squares_ptr, rows, groups, GROUPS, COLUMNS)
-    place = wide * _BLOCK + row
+    place = wide * BLOCK + row
     total = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
     up = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
     for slot in range(begin, end, AT_ONCE):
-        p = slots_ptr + slot * (_BLOCK * _SLOT_COLUMNS) + place
+        p = slots_ptr + slot * (BLOCK * _SLOT_COLUMNS) + place
         for j in gl.static_range(AT_ONCE):
             some = live & (slot + j < end)
-            q = p + j * (_BLOCK * _SLOT_COLUMNS)
+            q = p + j * (BLOCK * _SLOT_COLUMNS)
             total += gl.load(q, mask=some, other=0.0, cache_modifier=".cg")
             if GATE_UP:
                 up += gl.load(q + OUT, mask=some, other=0.0, cache_modifier=".cg")
@@ -312,7 +322,7 @@ def _int4_stripes_gluon(
     pairs_tiles,  # the same, one line at once
     sums_ptr,  # [rows, groups] fp32: of x
     squares_ptr,  # [rows, groups] fp32: x counts times rsqrt of their sum
-    slots_ptr,  # [programs + blocks, 16, 256] fp32
+    slots_ptr,  # [programs + blocks, 16, 64 TILES] fp32
     counters_ptr,  # [blocks] int32, all 0 between launches
     y_ptr,  # [rows, n]; add_norm: the new residual
     out_sums_ptr,  # [rows, n / 128]
@@ -326,6 +336,7 @@ def _int4_stripes_gluon(
     groups,
     eps,
     FORM: gl.constexpr,
+    TILES: gl.constexpr,  # of a block
     SUMS: gl.constexpr,
     SCALED: gl.constexpr,
     GROUPS: gl.constexpr,  # a power of two, at least `groups`
@@ -333,6 +344,7 @@ def _int4_stripes_gluon(
     HELD: gl.constexpr,  # groups whose sums a program keeps
     SHARE: gl.constexpr,  # a power of two, at least a half of HELD
     STAGES: gl.constexpr,
+    AHEAD: gl.constexpr,  # units under way at most
     PDL: gl.constexpr,
 ):
     let_next_start(PDL)
@@ -360,7 +372,7 @@ def _int4_stripes_gluon(
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mail = gl.allocate_shared_memory(
-        gl.float32, [_TALL, _ROWS, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        gl.float32, [TILES, _ROWS, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
     turns = gl.allocate_shared_memory(gl.int64, [_CONSUMERS, 1], mbarrier.MBarrierLayout())
     left = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -373,17 +385,18 @@ def _int4_stripes_gluon(
     mbarrier.init(left, count=1)
     mbarrier.init(summed, count=_CONSUMERS)
     barrier()
-    STEP: gl.constexpr = _TALL // 2 if FORM == _GATE_UP else _TALL
-    BYTES: gl.constexpr = _UNIT + COLUMNS * 2 * _GROUP
+    BLOCK: gl.constexpr = TILES * _ROWS
+    STEP: gl.constexpr = TILES // 2 if FORM == _GATE_UP else TILES
+    BYTES: gl.constexpr = TILES * _TILE_BYTES + COLUMNS * 2 * _GROUP
     at_block = block
     at_group = first
-    for stage in range(0, gl.minimum(mine, STAGES)):  # weights: constants, ahead of any wait
+    for stage in range(0, gl.minimum(mine, AHEAD)):  # weights: constants, ahead of any wait
         bar = full.index(stage)
         mbarrier.expect(bar, BYTES)
         row_tile = at_block * STEP
         _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile, at_group)
         at_block, at_group = _next_unit(at_block, at_group, groups)
-    slot_ptr = slots_ptr + (p + block) * (_BLOCK * _SLOT_COLUMNS)
+    slot_ptr = slots_ptr + (p + block) * (BLOCK * _SLOT_COLUMNS)
     memory = (xs, ts, mail, words, pairs, full, empty, turns, left, summed)
     pointers = (y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr)
     stripe = (first, mine, touched, groups, rows)
@@ -391,11 +404,11 @@ def _int4_stripes_gluon(
         [
             (
                 _consume,
-                (0, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, PDL),
+                (0, sums_ptr, slot_ptr, memory, stripe, TILES, SUMS, COLUMNS, HELD, STAGES, PDL),
             ),
             (
                 _consume,
-                (1, sums_ptr, slot_ptr, memory, stripe, SUMS, COLUMNS, HELD, STAGES, PDL),
+                (1, sums_ptr, slot_ptr, memory, stripe, TILES, SUMS, COLUMNS, HELD, STAGES, PDL),
             ),
             (
                 _produce,
@@ -422,6 +435,7 @@ def _int4_stripes_gluon(
                     STEP,
                     BYTES,
                     STAGES,
+                    AHEAD,
                     PDL,
                 ),
             ),
@@ -453,6 +467,7 @@ def _int4_stripes_gluon(
                 groups,
                 eps,
                 FORM,
+                BLOCK,
                 SCALED,
                 GROUPS,
                 COLUMNS,
@@ -472,8 +487,8 @@ class AddNorm:
 
 
 def fit(groups: int) -> bool:
-    """Whether a block is longer than the ring: a program's counts at blocks rest on that."""
-    return groups > STRIPE_STAGES
+    """Whether a block with residual and norm is longer than the ring: counts rest on that."""
+    return groups > STRIPE_TILES // TALL[ADD_NORM]
 
 
 def launch_stripes(
@@ -487,21 +502,22 @@ def launch_stripes(
 ) -> None:
     """With `out_sums` alone the matrix is [gate | up], and y is silu(gate) up with its sums."""
     row_tiles, groups = tiles.shape[:2]
-    blocks = -(-row_tiles // TALL)
+    form = ADD_NORM if add_norm else PLAIN if out_sums is None else GATE_UP
+    tall = TALL[form]
+    blocks = -(-row_tiles // tall)
     programs = min(card(x.device).processors, blocks * groups)
     held = min(groups, -(-blocks * groups // programs)) if sums is not None else 1
     columns = columns_for(x.shape[0])
-    unit = TALL * 2 * TILE + 2 * columns * GROUP
-    left = SHARED - 4 * columns * TALL * ROWS
-    stages = min(STRIPE_STAGES, left // unit)
+    unit = tall * 2 * TILE + 2 * columns * GROUP
+    left = SHARED - 4 * columns * tall * ROWS
+    stages = min(STRIPE_TILES // tall, left // unit)
     stages -= stages % CONSUMERS  # a stage has one consumer: the parity of `full` is unambiguous
-    room = slots(x.device, power_of_two((programs + blocks) * TALL * ROWS * MAX_ROWS))
-    form = ADD_NORM if add_norm else PLAIN if out_sums is None else GATE_UP
+    room = slots(x.device, power_of_two((programs + blocks) * tall * ROWS * MAX_ROWS))
     added = add_norm or AddNorm(y, y, 0.0, y, room)
     overlap = dependent_launch(x.device)
     _int4_stripes_gluon[(programs,)](
         by_words(x, columns),
-        *by_blocks(tiles, TALL, 2 if form == GATE_UP else 1),
+        *by_blocks(tiles, tall, 2 if form == GATE_UP else 1),
         room if sums is None else sums,
         room if squares is None else squares,
         room,
@@ -518,6 +534,7 @@ def launch_stripes(
         groups,
         added.eps,
         FORM=form,
+        TILES=tall,
         SUMS=sums is not None,
         SCALED=squares is not None,
         GROUPS=max(32, power_of_two(groups)),
@@ -525,6 +542,7 @@ def launch_stripes(
         HELD=held,
         SHARE=max(32 // columns, power_of_two(-(-held // CONSUMERS))),
         STAGES=stages,
+        AHEAD=min(UNDER_WAY // tall, stages),
         PDL=overlap,
         launch_pdl=overlap,
         num_warps=4,

@@ -61,7 +61,7 @@ FILE = 65536  # registers of a processor
 WARPS = 4
 STAGE = 12 * 1024  # bytes, per two tiles: their words and parameters, and the group of x
 LEAST = 3  # units per program: a shorter run is all start and end
-STRIPE_STAGES = 10  # of the Gluon stripes' ring, at most: a block must have more units
+STRIPE_TILES = 40  # in the Gluon stripes' ring, at most: a block must have more
 MOST_BLOCKS = 32  # that a Gluon stripe may meet
 
 
@@ -101,7 +101,7 @@ def ring(row_tiles: int, groups: int, card: Card, paired: bool = False) -> tuple
         programs = -(-blocks // -(-blocks // most))
         if not blocks % programs and 5 * programs >= 4 * most:
             return tiles, programs
-    if groups <= STRIPE_STAGES or tall // most + 3 > MOST_BLOCKS:
+    if 4 * groups <= STRIPE_TILES or tall // most + 3 > MOST_BLOCKS:
         return 4, min(most, tall)
     return None
 

@@ -144,13 +144,14 @@ def int4_run(operator, arguments, tall, programs, stages):
     deal = (tall, programs) if tall else None
     with (
         patch.multiple(int4, ring=lambda *_, **__: deal, ring_beside=lambda *_: deal),
-        patch.object(gluon_ring, "MOST_STAGES", stages),
+        patch.multiple(gluon_ring, MOST_STAGES=stages, UNDER_WAY=4),
         patch.multiple(
             gluon_stripes,
+            UNDER_WAY=4,
             card=lambda device: Card(programs, 0),
             counters=lambda device, n: arrivals[:n],
             slots=lambda device, n: torch.full((n,), torch.nan),
-            STRIPE_STAGES=stages,
+            STRIPE_TILES=stages * (2 if operator == "int4_add_norm" else 4),
         ),
     ):
         out = VARIANTS[operator]["gluon"](*arguments)
