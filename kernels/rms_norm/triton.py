@@ -24,6 +24,20 @@ WIDTHS = replace(SUPPORT, most={"d": WIDEST})
 
 
 @triton.jit
+def over_rms(x, d, eps):
+    """A row x / rms(x), fp32; columns past d hold 0."""
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) / d + eps)
+
+
+@triton.jit
+def unit_of(squares_ptr, row, parts, PARTS: tl.constexpr):
+    """1 / rms of a row from the shares of its mean square."""
+    part = tl.arange(0, PARTS)
+    shares = tl.load(squares_ptr + row * parts + part, mask=part < parts, other=0.0)
+    return tl.rsqrt(tl.sum(shares, axis=0))
+
+
+@triton.jit
 def _rms_norm(
     x_ptr,
     weight_ptr,
@@ -42,7 +56,7 @@ def _rms_norm(
     dtype = y_ptr.dtype.element_ty
     x = tl.load(x_ptr + row * d + col, mask=mask, other=0.0).to(tl.float32)
     gain = tl.load(weight_ptr + col, mask=mask, other=0.0).to(tl.float32)
-    y = x * tl.rsqrt(tl.sum(x * x, axis=0) / d + eps)
+    y = over_rms(x, d, eps)
     if PLAIN_GAIN:
         y = rounded(y, dtype) * gain
     else:
@@ -64,7 +78,7 @@ def _add_rms_norm(
     delta = tl.load(delta_ptr + place, mask=mask, other=0.0).to(tl.float32)
     s = rounded(tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32) + delta, dtype)
     gain = tl.load(weight_ptr + col, mask=mask, other=0.0).to(tl.float32)
-    y = s * tl.rsqrt(tl.sum(s * s, axis=0) / d + eps) * (1.0 + gain)
+    y = over_rms(s, d, eps) * (1.0 + gain)
     tl.store(s_ptr + place, s.to(dtype), mask=mask)
     tl.store(y_ptr + place, rounded(y, dtype).to(dtype), mask=mask)
 
@@ -84,15 +98,13 @@ def _unfold_norm(
     wait_for_inputs(PDL)
     row = tl.program_id(0)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    part = tl.arange(0, PARTS)
     dtype = y_ptr.dtype.element_ty
-    shares = tl.load(squares_ptr + row * parts + part, mask=part < parts, other=0.0)
-    x = tl.load(x_ptr + row * d + col, mask=col < d, other=0.0).to(tl.float32)
-    y = x * tl.rsqrt(tl.sum(shares, axis=0))
+    unit = unit_of(squares_ptr, row, parts, PARTS)
+    y = tl.load(x_ptr + row * d + col, mask=col < d, other=0.0).to(tl.float32) * unit
     tl.store(y_ptr + row * d + col, rounded(y, dtype).to(dtype), mask=col < d)
 
 
-def _block(operator: str, x: Tensor, weight: Tensor) -> dict[str, int]:
+def one_block(operator: str, x: Tensor, weight: Tensor) -> dict[str, int]:
     """Options: a block as wide as the row, a warp for every 512 columns (1 to 16), overlap."""
     d = x.shape[-1]
     if weight.shape != (d,):
@@ -117,7 +129,7 @@ def launch(x: Tensor, weight: Tensor, eps: float, plain: bool) -> Tensor:
     check(operator, 1, x=x, weight=weight)
     d = x.shape[-1]
     y = torch.empty_like(x)
-    block = _block(operator, x, weight)
+    block = one_block(operator, x, weight)
     if x.numel():
         _rms_norm[(x.numel() // d,)](x, weight, y, d, eps, PLAIN_GAIN=plain, **block)
     return y
@@ -146,7 +158,7 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
         )
     d = x.shape[-1]
     s, y = torch.empty_like(x), torch.empty_like(x)
-    block = _block("add_rms_norm", x, weight)
+    block = one_block("add_rms_norm", x, weight)
     if x.numel():
         _add_rms_norm[(x.numel() // d,)](x, delta, weight, s, y, d, eps, **block)
     return s, y
