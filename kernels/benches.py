@@ -1,10 +1,12 @@
 """What every operator is measured on: `BENCHES` by operator name, from the operators' bench.py."""
 
+from kernels.accept.bench import BENCH as ACCEPT
 from kernels.attention_decode.bench import BENCH as ATTENTION_DECODE
 from kernels.attention_prefill.bench import BENCH as ATTENTION_PREFILL
 from kernels.dflash_attention.bench import BENCH as DFLASH_ATTENTION
 from kernels.dflash_conv.bench import BENCH as DFLASH_CONV
 from kernels.dflash_select.bench import BENCH as DFLASH_SELECT
+from kernels.embed_norm.bench import BENCH as EMBED_NORM
 from kernels.gated_delta_absorb.bench import BENCH as GATED_DELTA_ABSORB
 from kernels.gated_delta_chunk.bench import BENCH as GATED_DELTA_CHUNK
 from kernels.gated_delta_step.bench import BENCH as GATED_DELTA_STEP
@@ -43,11 +45,13 @@ BENCHES: dict[str, Bench] = {
         *KVARN_STORE,
         *KVARN_PACK,
         *KVARN_ATTENTION,
+        *EMBED_NORM,
         *RMS_NORM,
         *SILU_MUL,
         *QUANTISE_ROWS,
         *PENALIZE,
         *SAMPLE,
+        *ACCEPT,
         *DFLASH_CONV,
         *DFLASH_ATTENTION,
         *DFLASH_SELECT,

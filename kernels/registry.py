@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from kernels import (  # noqa: F401  (importing an operator registers its variants)
+    accept,
     attention_decode,
     attention_prefill,
     dflash_attention,
     dflash_conv,
     dflash_select,
+    embed_norm,
     gated_delta_absorb,
     gated_delta_chunk,
     gated_delta_step,
@@ -63,6 +65,7 @@ class Ops:
     rms_norm_plain: TensorOp
     add_rms_norm: PairOp
     unfold_norm: TensorOp
+    embed_norm: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
     silu_mul: TensorOp
     gated_delta_step: TensorOp
     gated_delta_absorb: Callable[..., None]
@@ -76,6 +79,7 @@ class Ops:
     kvarn_attention: TensorOp
     penalize: TensorOp
     sample: TensorOp
+    accept: TensorOp
     dflash_embed: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
     dflash_conv: PairOp
     dflash_conv_add_norm: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]

@@ -40,6 +40,7 @@ def sizes(shape: ModelConfig, quant: str, kvs: Iterable[str], capacity: int) -> 
     return {
         **dict.fromkeys(INT4, packed if quant == "int4_g128" else []),
         "table4_matmul": packed if quant == "table4" else [],
+        "embed_norm": widths,
         "rms_norm": widths,
         "add_rms_norm": widths,
         "unfold_norm": widths,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.accept import accepted
 from kernels.define import VARIANTS
 from kernels.sample import gumbel, survivors
 from tests.kernels.test_sample import chi_square_p
-from tr.decode.step import accept
 from tr.drafts.head import whole
 from tr.drafts.mtp import choose
 from tr.model.sampling import Sampling, noiseless, sampling
@@ -81,7 +81,7 @@ def speculative(s: Sampling, noise: bool) -> tuple[Tensor, float]:
                 inputs.append(guess[ALL, at[:, row], inputs[-1]])
             tokens = torch.stack(inputs, 1)
             chosen = choice[ALL[:, None], at, tokens]
-            kept = torch.vmap(accept)(tokens[:, 1:], chosen) + 1
+            kept = torch.vmap(accepted)(tokens[:, 1:], chosen) + 1
             for row in range(3):
                 use = (row < kept) & (done + row < LENGTH)
                 made[ALL[use], done[use] + row] = chosen[use, row]

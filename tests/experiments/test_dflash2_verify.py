@@ -7,8 +7,8 @@ import pytest
 
 from experiments.dflash2_verify import divergence
 from experiments.measure import LOOP, Job, Tally, loop_start, tally
+from kernels.accept import reference
 from tr import experiment
-from tr.decode import step
 from tr.decode.stream import Counts
 from tr.drafts.lookup import Lookup
 from tr.report import record
@@ -191,13 +191,13 @@ def test_another_strategy_gives_the_same_report(command, draft, rows):
 
 def test_a_model_that_is_not_exact_is_found_out(command, monkeypatch):
     """Accepting one draft too many makes the text depend on the draft."""
-    accept = step.accept
+    accepted = reference.accepted
 
     def careless(drafts, chosen):
-        right = accept(drafts, chosen)
+        right = accepted(drafts, chosen)
         return (right + 1).clamp(max=len(drafts))
 
-    monkeypatch.setattr(step, "accept", careless)
+    monkeypatch.setattr(reference, "accepted", careless)
     code, out, folder = command("prompts=essay", *QUICK)
     assert code == 1 and "NOT exact" in out
     verdict = record.load(folder / "record.json")["verdict"]

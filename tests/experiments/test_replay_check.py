@@ -8,6 +8,7 @@ import torch
 
 from tests.experiments.runs import run
 from tr.decode import step
+from tr.nn.formats.operand import Operand
 
 SMALL = ("model=smoke", "weights=random", "device=cpu", "params.steps=6", "params.rows=[1,2,5]")
 
@@ -65,7 +66,7 @@ def test_a_step_that_differs_from_call_to_call_is_found(check, forward):
 
 
 def test_a_state_that_differs_is_found_at_the_end(check, forward):
-    forward(lambda call, rows: replace(rows, hidden=rows.hidden + (call == 12)))
+    forward(lambda call, rows: replace(rows, hidden=Operand(x=rows.hidden.x + (call == 12))))
     code, record = check()
     assert code == 1
     assert record["verdict"]["first_divergence"] == {

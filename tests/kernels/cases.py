@@ -73,6 +73,7 @@ CASES = {
         Case("kv_restore", {**CODES, "keys": 90, "cache": torch.uint8}, (), block=True),
         Case("attention_prefill", {**HEADS, "pos": 600}, block=True),
         Case("quantise_rows", {"d": 320, "dtype": torch.int8}),
+        Case("embed_norm", {"d": 320, "vocab": 50}, pos=2),
         Case("rms_norm", {"d": 320}),
         Case("rms_norm_plain", {"d": 320}),
         Case("add_rms_norm", {"d": 320}, (0, 1)),
@@ -96,6 +97,7 @@ CASES = {
         Case("gated_delta_chunk", {**DELTA, "tokens": 70}, (), block=True),
         Case("penalize", {"vocab": 320, "ids": 300, "text": 90, "start": 40}, (0, 2), pos=1),
         Case("sample", {"vocab": 320, "ids": 300, **CUT}, pos=1),  # 20 columns are padding
+        Case("accept", {"vocab": 320, "ids": 300, "d": 256, "taps": 96}, block=True),
         Case("dflash_embed", {"d": 384, "vocab": 50}, block=True),
         Case("dflash_conv", {"d": 384}, block=True),
         Case("dflash_conv_add_norm", {"d": 384}, block=True),

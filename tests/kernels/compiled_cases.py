@@ -42,6 +42,7 @@ BLOCKS = (
 CASES = [
     ("gated_delta_step", "", arguments("gated_delta_step", 8)),
     ("gated_delta_absorb", "", arguments("gated_delta_absorb", 8)),
+    ("embed_norm", "", arguments("embed_norm", 8)),
     ("rms_norm", "", arguments("rms_norm", 8)),
     ("rms_norm_plain", "", arguments("rms_norm_plain", 8 * 32, d=128)),
     ("add_rms_norm", "", arguments("add_rms_norm", 8)),
@@ -53,6 +54,8 @@ CASES = [
     ("penalize", "", arguments("penalize", 8)),
     ("sample", "cut", arguments("sample", 8)),
     ("sample", "drawn", arguments("sample", 8, temperature=1.0, top_k=0, top_p=1.0)),
+    ("accept", "one row", arguments("accept", 1)),
+    ("accept", "with taps", arguments("accept", 8, taps=5 * SHAPE.d_model)),
     *((operator, "", arguments(operator, 8)) for operator in BLOCKS if operator != ATTEND),
     (
         ATTEND,
@@ -82,6 +85,7 @@ BY_ROWS = (
     "kvarn_attention",
     "penalize",
     "sample",
+    "embed_norm",
     "add_rms_norm",
     "silu_mul",
     "unfold_norm",

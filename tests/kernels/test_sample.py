@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from kernels.accept import accepted
 from kernels.define import VARIANTS
 from kernels.sample import argmax_lowest, gumbel, mix, survivors
-from tr.decode.step import accept
 from tr.tree import unchecked
 
 RARE = 1e-4  # a p-value below it is taken for a fault; the draws are the same in every run
@@ -314,7 +314,7 @@ def test_joint_law_of_three_tokens(draft, heat, top_p):
     else:
         drafts = torch.full((texts, 2), draft)
     every = torch.arange(texts)
-    accept_all = torch.vmap(accept)
+    accept_all = torch.vmap(accepted)
     text = torch.full((texts, 3), -1)
     done = torch.zeros(texts, dtype=torch.int64)
     before = torch.zeros(texts, dtype=torch.int64)
@@ -326,11 +326,11 @@ def test_joint_law_of_three_tokens(draft, heat, top_p):
             inputs = torch.cat([before[:, None], drafts], 1)
             at = (done[:, None] + torch.arange(3)).clamp(max=2)
             chosen = choice[every[:, None], at, inputs]
-            accepted = accept_all(drafts, chosen)
+            right = accept_all(drafts, chosen)
             for row in range(3):
-                use = (row <= accepted) & (done + row < 3)
+                use = (row <= right) & (done + row < 3)
                 text[every[use], done[use] + row] = chosen[use, row]
-            done = done + accepted + 1
+            done = done + right + 1
             last = text.gather(1, (done - 1).clamp(max=2)[:, None])[:, 0]
             before = torch.where(done < 3, last, before)
     assert steps > 1 and (text >= 0).all()

@@ -53,7 +53,7 @@ def by_step(params, tokens, rows, variant):
     for part in tokens.split(rows):
         result, state = text.step(params, state, part, ops)
         state = text.commit(state, torch.tensor(len(part)))
-        out.append(result.hidden)
+        out.append(result.hidden.x)
     return torch.cat(out)
 
 

@@ -15,17 +15,18 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from kernels.accept import finite
 from kernels.define import MAX_ROWS
 from kernels.kvarn import RING
 from kernels.registry import Ops
 from tr.decode.rule import masked
-from tr.drafts.base import MISSING, Draft, Feed
+from tr.drafts.base import Draft, Feed
 from tr.jit import forget, jit
 from tr.model import text
 from tr.model.sampling import Sampling, check_bias
 from tr.nn.attention import State as Cache
 from tr.progress import Stage, stage
-from tr.tree import tree, typed
+from tr.tree import tree
 
 GRID = 64  # tokens by which the delta rule goes: a chunk of a prompt is a multiple of it
 CHUNK = 512  # prompt tokens read at once, where nothing else is asked for
@@ -275,8 +276,9 @@ def follow(model: Model, draft: Draft, state: State, rows: int) -> tuple[State]:
     out, target = text.step(model.params, state.target, ids, model.ops, draft.taps)
     count = (state.prompt - feed.pos).clamp(max=rows)
     feed.pos.copy_(text.commit(target, count).pos)
-    kept = draft.take_in(kept, replace(feed, count=count, hidden=out.hidden, taps=out.taps))
-    for held, new in ((feed.hidden, out.hidden), (feed.taps, out.taps)):
+    hidden = out.hidden.whole(model.ops)
+    kept = draft.take_in(kept, replace(feed, count=count, hidden=hidden, taps=out.taps))
+    for held, new in ((feed.hidden, hidden), (feed.taps, out.taps)):
         if new.shape[1]:
             held[:1] = new.index_select(0, count[None] - 1)
     feed.count.fill_(1)
@@ -286,7 +288,7 @@ def follow(model: Model, draft: Draft, state: State, rows: int) -> tuple[State]:
 def begin(model: Model, state: State, sampling: Sampling) -> State:
     """Draw the first token behind the prompt that was read, the new anchor; `state` is donated."""
     logits = prompt_logits(model, state)
-    if not finite(model, logits):
+    if not finite(logits, model.ids):
         raise not_finite(int(state.feed.pos))
     return set_anchor(model, state, logits, sampling)
 
@@ -323,26 +325,35 @@ def step(
     `state.stops` ended the text, or where a logit of a real token is not a finite number: the state
     then stands for what it stood for. `keep` cuts a step shorter afterwards.
     """
-    feed = state.feed
-    tokens, kept = feed.anchor[None], state.draft
+    feed, stops, ops = state.feed, state.stops, model.ops
+    drafts, kept = None, state.draft
     if rows > 1:
         drafts, kept = draft.propose(kept, feed, sampling)
-        tokens = torch.cat([tokens, drafts[: rows - 1]])
-    ids = tokens.clamp(min=0)  # a row without a draft is never kept, and reads some token
-    out, target = text.step(model.params, state.target, ids, model.ops, draft.taps)
-    chosen = draw(model, out.logits, feed.pos + 1, sampling, ids, state)
-    at = feed.pos + torch.arange(rows, device=feed.pos.device)
-    done = over(state.stops, tokens, at)
-    count = (finite(model, out.logits) > done[0]).long()
-    if rows > 1:
-        count = count * (accept(tokens[1:].masked_fill(done[1:], MISSING), chosen) + 1)
-    some = count > 0
-    for held, new in ((feed.hidden, out.hidden), (feed.taps, out.taps)):
-        if new.shape[1]:
-            held[:rows] = torch.where(some, new, held[:rows])
-    feed.history.index_copy_(0, at + 1, chosen)
-    state = keep(replace(state, target=target, draft=kept), count)
-    return torch.cat([count[None], chosen, tokens[1:]]), out.logits, state
+        drafts = drafts[: rows - 1]
+    anchor = feed.anchor[None]
+    out, target = text.step(model.params, state.target, anchor, ops, draft.taps, drafts)
+    chosen = draw(model, out.logits, out.places[0], sampling, out.tokens, state)
+    result = ops.accept(
+        out.logits,
+        model.ids,
+        chosen,
+        drafts,
+        stops.ends,
+        stops.start,
+        stops.last,
+        out.hidden.x,
+        out.hidden.squares,
+        out.taps,
+        feed.anchor,
+        feed.pos,
+        target.pos,
+        target.pending,
+        feed.count,
+        feed.hidden,
+        feed.taps,
+        feed.history,
+    )
+    return result, out.logits, replace(state, target=target, draft=kept)
 
 
 def written(state: State) -> list[Tensor]:
@@ -363,29 +374,16 @@ def written(state: State) -> list[Tensor]:
 
 
 def keep(state: State, rows: Tensor) -> State:
-    """Commit the first `rows` rows of the last step; `state` is donated.
+    """Cut the last step, which was committed, to its first `rows` rows: a stop inside a block.
 
-    The token after them becomes the anchor. Also cuts a committed step shorter: a stop inside a
-    block. The rows past the cut leave no trace that anything reads. After 0 rows what a draft reads
-    is still the step before.
+    `state` is donated. The token after them becomes the anchor. The rows past the cut leave no
+    trace that anything reads. After 0 rows what a draft reads is still the step before.
     """
     feed = state.feed
-    feed.pos.copy_(text.commit(state.target, rows).pos)
+    feed.pos.copy_(text.cut(state.target, rows).pos)
     feed.count.copy_(torch.where(rows > 0, rows, feed.count))
     feed.anchor.copy_(feed.history.index_select(0, feed.pos[None])[0])
     return state
-
-
-def over(stops: Stops, tokens: Tensor, at: Tensor) -> Tensor:
-    """Whether the text ends with each of `tokens` at positions `at`; bool [rows]."""
-    ended = (tokens[:, None] == stops.ends).any(1) & (at > stops.start)
-    return ended | (at >= stops.last)
-
-
-@typed
-def accept(drafts: Int64[Tensor, " drafts"], chosen: Int64[Tensor, " rows"]) -> Int64[Tensor, ""]:
-    """How many leading drafts equal what the target chose after the token before them."""
-    return (drafts == chosen[: len(drafts)]).cumprod(0).sum()
 
 
 def draw(
@@ -422,12 +420,6 @@ def draw(
     return model.ops.sample(
         logits, position, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, model.ids, s.cuts
     )
-
-
-def finite(model: Model, logits: Tensor) -> Tensor:
-    """Whether every real token's logit is a finite number, as a tensor on the device."""
-    low, high = torch.aminmax(logits[:, : model.ids])
-    return (low > -torch.inf) & (high < torch.inf)
 
 
 def not_finite(position: int) -> ValueError:

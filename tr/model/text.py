@@ -54,8 +54,10 @@ class State:
 class Rows:
     """What a step gives per row."""
 
+    tokens: Int64[Tensor, " rows"]  # as they were read: 0 in place of a negative one
+    places: Int64[Tensor, " rows"]  # of the rows' own tokens: behind those that they read
     logits: Float[Tensor, "rows vocab"]
-    hidden: Float[Tensor, "rows d_model"]  # after the final norm: what the head and MTP read
+    hidden: Operand  # after the final norm: what the head and MTP read
     taps: Float[Tensor, "rows taps"]  # residuals after the tapped layers, side by side
 
 
@@ -169,18 +171,23 @@ def prefill(
 def step(
     params: Params,
     state: State,
-    tokens: Int64[Tensor, " rows"],
+    tokens: Int64[Tensor, " tokens"],
     ops: Ops,
     taps: Sequence[int] = (),
+    drafts: Int64[Tensor, " drafts"] | None = None,
 ) -> tuple[Rows, State]:
     """Run rows at positions pos, pos + 1, ...; `state` is donated, its pending rows fold in.
 
-    Nothing is committed: the caches hold the rows, the recurrent layers their records. `commit`
-    says how many of them stay; the next step overwrites the others before anything reads them.
+    The rows are those of `tokens` and behind them those of `drafts`, of which negative ones read
+    some token. Nothing is committed: the caches hold the rows, the recurrent layers their records.
+    `commit` says how many of them stay, and must before the next step, which overwrites the others
+    before anything reads them.
     """
-    x = F.embedding(tokens, params.embed)
     gains = [*(p.input_norm for p in params.layers), params.norm]
-    y = Operand(x=ops.rms_norm(x, gains[0], params.eps))
+    ids, places, x, normed = ops.embed_norm(
+        tokens, drafts, state.pos, params.embed, gains[0], params.eps
+    )
+    y = Operand(x=normed)
     seen, new = [], []
     for i, (p, before) in enumerate(zip(params.layers, state.layers, strict=True)):
         x, y, after = layer.step(
@@ -189,10 +196,11 @@ def step(
         new.append(after)
         if i in taps:
             seen.append(x)
-    state.pending.zero_()
     rows = Rows(
+        tokens=ids,
+        places=places,
         logits=params.head.project(y, ops),
-        hidden=y.whole(ops),
+        hidden=y,
         taps=torch.cat(seen, -1) if seen else x[:, :0],
     )
     return rows, State(layers=tuple(new), pos=state.pos, pending=state.pending)
@@ -200,9 +208,17 @@ def step(
 
 @typed
 def commit(state: State, rows: Int64[Tensor, ""]) -> State:
-    """Keep the first `rows` rows of the last step; `state` is donated.
+    """Keep the first `rows` rows of the last step, once; `state` is donated."""
+    state.pos.add_(rows)
+    state.pending.copy_(rows)
+    return state
 
-    May be called again before the next step with another count: a cut inside the block.
+
+@typed
+def cut(state: State, rows: Int64[Tensor, ""]) -> State:
+    """Keep `rows` rows of the last step in place of as many as were committed; `state` is donated.
+
+    May be called until the next step.
     """
     state.pos.add_(rows - state.pending)
     state.pending.copy_(rows)
