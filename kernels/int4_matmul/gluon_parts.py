@@ -115,13 +115,18 @@ def fetch_sums(part: gl.constexpr, ts, sums_ptr, first, units, groups, rows, sum
 
 
 @gluon.jit
-def unit_of(squares_ptr, rows, groups, GROUPS: gl.constexpr, COLUMNS: gl.constexpr):
-    """1 / rms of the rows, from their shares; a warp has whole rows."""
+def shares_of(squares_ptr, rows, groups, GROUPS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Shares of the rows' mean squares [COLUMNS, GROUPS]; a warp has whole rows."""
     L: gl.constexpr = gl.BlockedLayout([1, GROUPS // 32], [1, 32], [4, 1], [1, 0])
     row = gl.arange(0, COLUMNS, gl.SliceLayout(1, L))[:, None]
     g = gl.arange(0, GROUPS, gl.SliceLayout(0, L))[None, :]
-    live = (row < rows) & (g < groups)
-    total = gl.sum(gl.load(squares_ptr + row * groups + g, mask=live, other=0.0), axis=1)
+    return gl.load(squares_ptr + row * groups + g, mask=(row < rows) & (g < groups), other=0.0)
+
+
+@gluon.jit
+def unit_of(shares):
+    """1 / rms of the rows, from their shares."""
+    total = gl.sum(shares, axis=1)
     return gl.rsqrt(gl.where(total > 0, total, 1.0))
 
 

@@ -38,6 +38,7 @@ from kernels.int4_matmul.gluon_parts import (
     next_stage,
     pass_turn,
     product,
+    shares_of,
     unit_of,
     viewed,
     wait_landed,
@@ -264,7 +265,7 @@ def _consume(
     if SUMS:
         fetch_sums(part, ts, sums_ptr, 0, groups, groups, rows, summed)
     if SCALED and part == _LAST:
-        scales.store(unit_of(squares_ptr, rows, groups, GROUPS, COLUMNS))
+        scales.store(unit_of(shares_of(squares_ptr, rows, groups, GROUPS, COLUMNS)))
     if BESIDE:
         if piece >= 0:
             _multiply_beside(

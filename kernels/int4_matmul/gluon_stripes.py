@@ -42,6 +42,7 @@ from kernels.int4_matmul.gluon_parts import (
     next_stage,
     pass_turn,
     product,
+    shares_of,
     unit_of,
     viewed,
     wait_landed,
@@ -241,46 +242,57 @@ def _produce(
 
 
 @gluon.jit
+def _places(G: gl.constexpr, COLUMNS: gl.constexpr, L: gl.constexpr):
+    """Of a block's outputs: rows of x [COLUMNS, 1], groups [1, G], outputs [1, G, 128]."""
+    SHARE: gl.constexpr = gl.SliceLayout(2, L)
+    col = gl.arange(0, COLUMNS, gl.SliceLayout(1, SHARE))[:, None]
+    g = gl.arange(0, G, gl.SliceLayout(0, SHARE))[None, :]
+    i = gl.arange(0, _GROUP, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, :][:, None, :]
+    return col, g, g[:, :, None] * _GROUP + i
+
+
+@gluon.jit
+def _given(block, pointers, rows, n, BLOCK: gl.constexpr, COLUMNS: gl.constexpr, L: gl.constexpr):
+    """A block's residual and gain."""
+    y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr = pointers
+    col, g, row = _places(BLOCK // _GROUP, COLUMNS, L)
+    out = block * BLOCK + row
+    wide = col[:, :, None]
+    live = (wide < rows) & (out < n)
+    s = gl.load(residual_ptr + wide * n + out, mask=live, other=0.0)
+    return s, gl.load(gain_ptr + out + wide * 0, mask=live, other=0.0)
+
+
+@gluon.jit
 def _finish(
     slots_ptr,
     begin,
     end,
     block,
-    squares_ptr,
+    shares,  # of the squares, if SCALED
+    given,  # residual and gain
     pointers,
     rows,
     n,
-    groups,
     eps,
     FORM: gl.constexpr,
     BLOCK: gl.constexpr,
     SCALED: gl.constexpr,
-    GROUPS: gl.constexpr,
     COLUMNS: gl.constexpr,
+    L: gl.constexpr,
 ):
-    """Add a block's slots in order and write what the form asks for; a warp has whole rows of x."""
+    """Add a block's slots in order and write what the form asks for."""
     y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr = pointers
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     GATE_UP: gl.constexpr = FORM == _GATE_UP
     OUT: gl.constexpr = BLOCK // 2 if GATE_UP else BLOCK
-    G: gl.constexpr = OUT // _GROUP
     AT_ONCE: gl.constexpr = 8 if COLUMNS == 8 else 4
-    L: gl.constexpr = gl.BlockedLayout([1, 1, 4 * G], [1, G, 32 // G], [4, 1, 1], [2, 1, 0])
-    SHARE: gl.constexpr = gl.SliceLayout(2, L)
-    COL: gl.constexpr = gl.SliceLayout(1, SHARE)
-    g = gl.arange(0, G, gl.SliceLayout(0, SHARE))[None, :]
-    i = gl.arange(0, _GROUP, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, :][:, None, :]
-    row = g[:, :, None] * _GROUP + i
+    G: gl.constexpr = OUT // _GROUP
+    col, g, row = _places(G, COLUMNS, L)
     out = block * OUT + row
-    col = gl.arange(0, COLUMNS, COL)[:, None]
     wide = col[:, :, None]
     live = (wide < rows) & (out < n)
     at = wide * n + out
-    if FORM == _ADD_NORM:
-        s = gl.load(residual_ptr + at, mask=live, other=0.0).to(gl.float32)
-        gain = gl.load(gain_ptr + out + wide * 0, mask=live, other=0.0).to(gl.float32)
-    if SCALED:
-        unit = unit_of(squares_ptr, rows, groups, GROUPS, COLUMNS)
     place = wide * BLOCK + row
     total = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
     up = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
@@ -293,7 +305,8 @@ def _finish(
             if GATE_UP:
                 up += gl.load(q + OUT, mask=some, other=0.0, cache_modifier=".cg")
     if SCALED:
-        r = gl.convert_layout(unit, COL)[:, None][:, :, None]
+        COL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, L))
+        r = gl.convert_layout(unit_of(shares), COL)[:, None][:, :, None]
         total = total * r
         up = up * r
     if FORM == _PLAIN:
@@ -303,8 +316,9 @@ def _finish(
             h = gated(total, up, dtype)
             gl.store(y_ptr + at, h.to(dtype), mask=live)
         else:
-            s = rounded(s + rounded(total, dtype), dtype)
-            h = rounded(s * (1.0 + gain), dtype)
+            s, gain = given
+            s = rounded(s.to(gl.float32) + rounded(total, dtype), dtype)
+            h = rounded(s * (1.0 + gain.to(gl.float32)), dtype)
             gl.store(y_ptr + at, s.to(dtype), mask=live)
             gl.store(normed_ptr + at, h.to(dtype), mask=live)
         share = col * (n // _GROUP) + block * G + g
@@ -443,13 +457,22 @@ def _int4_stripes_gluon(
         [4, 1],
         [232, 24],
     )
+    # what a block's end needs besides sums is asked for before the counts, which take as long
+    shares = rows
+    if SCALED:
+        shares = shares_of(squares_ptr, rows, groups, GROUPS, COLUMNS)
     barrier()  # all of this program's sums before its arrival at the last block
+    G: gl.constexpr = (BLOCK // 2 if FORM == _GATE_UP else BLOCK) // _GROUP
+    L: gl.constexpr = gl.BlockedLayout([1, 1, 4 * G], [1, G, 32 // G], [4, 1, 1], [2, 1, 0])
     A: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     i = gl.arange(0, _MOST_BLOCKS, A)
     known = last_here.load(A)
     for j in range(0, touched):
         b = block + touched - 1 - j
         one, end = _programs_of(b, groups, units)
+        given = (rows, rows)
+        if FORM == _ADD_NORM:
+            given = _given(b, pointers, rows, n, BLOCK, COLUMNS, L)
         if j > 0:
             last = gl.sum(gl.where(i == b - block, known, 0)) == 1
         else:
@@ -460,17 +483,17 @@ def _int4_stripes_gluon(
                 one + b,
                 end + b,
                 b,
-                squares_ptr,
+                shares,
+                given,
                 pointers,
                 rows,
                 n,
-                groups,
                 eps,
                 FORM,
                 BLOCK,
                 SCALED,
-                GROUPS,
                 COLUMNS,
+                L,
             )
             gl.store(counters_ptr + b, 0)
 
