@@ -176,9 +176,11 @@ def test_a_connection_that_breaks_is_named(head, message):
 
         def answer() -> None:
             with listener.accept()[0] as connection:
-                connection.recv(65536)
                 begin = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
                 connection.sendall(begin + head + delta("a"))
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # closed with something unread, it would be reset
+                    pass
 
         thread = threading.Thread(target=answer)
         thread.start()
