@@ -196,10 +196,15 @@ def next_stage(stage, phase, STEP: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def wait_landed(full, stage, phase, AHEAD: gl.constexpr, STAGES: gl.constexpr):
-    """Until the unit AHEAD before the one that goes to `stage` is there. `phase`: the parity of
-    `empty` for that one, 1 in the first round.
-    """
+def first_room(units, AHEAD: gl.constexpr, STAGES: gl.constexpr):
+    """Where unit AHEAD goes: its stage, `phase` for `wait_room`. At first all are given back."""
+    return units * 0 + AHEAD % STAGES, units * 0 + 1 - AHEAD // STAGES
+
+
+@gluon.jit
+def wait_room(full, empty, stage, phase, AHEAD: gl.constexpr, STAGES: gl.constexpr):
+    """Until `stage` is given back and the unit AHEAD before the one that goes there has come."""
+    mbarrier.wait(empty.index(stage), phase)
     if AHEAD < STAGES:
         over = stage < AHEAD
         earlier = gl.where(over, stage + STAGES - AHEAD, stage - AHEAD)

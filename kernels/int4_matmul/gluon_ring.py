@@ -33,6 +33,7 @@ from kernels.int4_matmul.gluon_parts import (
     by_words,
     columns_for,
     fetch_sums,
+    first_room,
     gated,
     multiplied,
     next_stage,
@@ -41,7 +42,7 @@ from kernels.int4_matmul.gluon_parts import (
     shares_of,
     unit_of,
     viewed,
-    wait_landed,
+    wait_room,
     wait_turn,
 )
 from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
@@ -350,11 +351,9 @@ def _produce(
     for unit in range(0, gl.minimum(units, AHEAD)):
         bulk_copy(x_rows, [unit % groups * _PARTS, 0, 0], full.index(unit), xs.index(unit))
     block, group = after
-    stage = units * 0 + AHEAD % STAGES
-    phase = units * 0 + 1 - AHEAD // STAGES  # at first all stages count as given back
+    stage, phase = first_room(units, AHEAD, STAGES)
     for _ in range(AHEAD, units):
-        mbarrier.wait(empty.index(stage), phase)
-        wait_landed(full, stage, phase, AHEAD, STAGES)
+        wait_room(full, empty, stage, phase, AHEAD, STAGES)
         bar = full.index(stage)
         _bring_weights(
             sources, words, pairs, bar, stage, block, group, piece, GATE_UP, TILES, BESIDE, COLUMNS

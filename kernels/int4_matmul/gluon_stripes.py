@@ -37,6 +37,7 @@ from kernels.int4_matmul.gluon_parts import (
     by_words,
     columns_for,
     fetch_sums,
+    first_room,
     gated,
     multiplied,
     next_stage,
@@ -45,7 +46,7 @@ from kernels.int4_matmul.gluon_parts import (
     shares_of,
     unit_of,
     viewed,
-    wait_landed,
+    wait_room,
     wait_turn,
 )
 from kernels.int4_matmul.launch import card, slots
@@ -216,15 +217,13 @@ def _produce(
     wait_for_inputs(PDL)
     for unit in range(0, gl.minimum(units, AHEAD)):
         _bring_x(x_rows, xs, full.index(unit), unit, (first + unit) % groups)
-    stage = units * 0 + AHEAD % STAGES
-    phase = units * 0 + 1 - AHEAD // STAGES  # at first all stages count as given back
+    stage, phase = first_room(units, AHEAD, STAGES)
     L: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     i = gl.arange(0, _MOST_BLOCKS, L)
     was_last = gl.zeros([_MOST_BLOCKS], gl.int32, L)
     ended = 0  # blocks that this program is counted in at
     for unit in range(AHEAD, units):
-        mbarrier.wait(empty.index(stage), phase)
-        wait_landed(full, stage, phase, AHEAD, STAGES)
+        wait_room(full, empty, stage, phase, AHEAD, STAGES)
         bar = full.index(stage)
         mbarrier.expect(bar, BYTES)
         _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, block * STEP, group)
@@ -242,25 +241,28 @@ def _produce(
 
 
 @gluon.jit
-def _places(G: gl.constexpr, COLUMNS: gl.constexpr, L: gl.constexpr):
-    """Of a block's outputs: rows of x [COLUMNS, 1], groups [1, G], outputs [1, G, 128]."""
+def _places(block, rows, n, OUT: gl.constexpr, COLUMNS: gl.constexpr, L: gl.constexpr):
+    """Of a block's outputs: rows of x [COLUMNS, 1], groups [1, G], outputs in the block [1, G, 128]
+    and in a row of n; where all of them stand [COLUMNS, G, 128], and which are real.
+    """
+    G: gl.constexpr = OUT // _GROUP
     SHARE: gl.constexpr = gl.SliceLayout(2, L)
     col = gl.arange(0, COLUMNS, gl.SliceLayout(1, SHARE))[:, None]
     g = gl.arange(0, G, gl.SliceLayout(0, SHARE))[None, :]
     i = gl.arange(0, _GROUP, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, :][:, None, :]
-    return col, g, g[:, :, None] * _GROUP + i
+    row = g[:, :, None] * _GROUP + i
+    out = block * OUT + row
+    wide = col[:, :, None]
+    return col, g, row, out, wide * n + out, (wide < rows) & (out < n)
 
 
 @gluon.jit
 def _given(block, pointers, rows, n, BLOCK: gl.constexpr, COLUMNS: gl.constexpr, L: gl.constexpr):
     """A block's residual and gain."""
     y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr = pointers
-    col, g, row = _places(BLOCK // _GROUP, COLUMNS, L)
-    out = block * BLOCK + row
-    wide = col[:, :, None]
-    live = (wide < rows) & (out < n)
-    s = gl.load(residual_ptr + wide * n + out, mask=live, other=0.0)
-    return s, gl.load(gain_ptr + out + wide * 0, mask=live, other=0.0)
+    col, g, row, out, at, live = _places(block, rows, n, BLOCK, COLUMNS, L)
+    s = gl.load(residual_ptr + at, mask=live, other=0.0)
+    return s, gl.load(gain_ptr + out + col[:, :, None] * 0, mask=live, other=0.0)
 
 
 @gluon.jit
@@ -288,12 +290,8 @@ def _finish(
     OUT: gl.constexpr = BLOCK // 2 if GATE_UP else BLOCK
     AT_ONCE: gl.constexpr = 8 if COLUMNS == 8 else 4
     G: gl.constexpr = OUT // _GROUP
-    col, g, row = _places(G, COLUMNS, L)
-    out = block * OUT + row
-    wide = col[:, :, None]
-    live = (wide < rows) & (out < n)
-    at = wide * n + out
-    place = wide * BLOCK + row
+    col, g, row, out, at, live = _places(block, rows, n, OUT, COLUMNS, L)
+    place = col[:, :, None] * BLOCK + row
     total = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
     up = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
     for slot in range(begin, end, AT_ONCE):
