@@ -22,9 +22,13 @@ def assert_as_close(actual: Tensor, reference: Tensor, exact: Tensor) -> None:
     """Assert that `actual` is as close to `exact` (float64) as `reference` is.
 
     `actual` must have the reference's shape and dtype and be finite; the budget is `closeness`'s.
+    Integers must be the reference's.
     """
     assert actual.shape == reference.shape, (actual.shape, reference.shape)
     assert actual.dtype == reference.dtype, (actual.dtype, reference.dtype)
+    if not actual.is_floating_point():
+        assert torch.equal(actual, reference)
+        return
     assert exact.dtype == torch.float64, exact.dtype
     error, budget = closeness(actual, reference, exact)
     assert error < torch.inf, "not finite"
