@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.define import MAX_ROWS
@@ -92,6 +92,22 @@ def inputs_of(x, i: gl.constexpr, COLUMNS: gl.constexpr, MMA: gl.constexpr, ACRO
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     x = viewed(x, gl.bfloat16, [_PARTS, COLUMNS, _WORDS], FLAT)
     return as_operand(x.index(i).load(X), 1, MMA)
+
+
+@gluon.jit
+def make_ready(ready, full, empty, turns, summed, STAGES: gl.constexpr):
+    """Set up the barriers that all wait for, by one warp: for four, Triton puts a barrier of
+    threads between any two, which took half of a program's start.
+    """
+    for i in range(0, STAGES):  # rolled: a program's first instructions come from far
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    PARTS: gl.constexpr = turns.shape[0]
+    for i in gl.static_range(PARTS):
+        mbarrier.init(turns.index(i), count=1)
+    mbarrier.init(summed, count=PARTS)
+    fence_async_shared()
+    mbarrier.arrive(ready, count=1)
 
 
 @gluon.jit

@@ -35,6 +35,7 @@ from kernels.int4_matmul.gluon_parts import (
     fetch_sums,
     first_room,
     gated,
+    make_ready,
     multiplied,
     next_stage,
     pass_turn,
@@ -258,10 +259,11 @@ def _consume(
     PDL: gl.constexpr,
 ):
     """Fetch what is needed of x's sums and scales, then multiply what the program has."""
-    inputs, pointers, z_ptr, memory, summed, deal, piece, sizes, beside_n = given
+    inputs, pointers, z_ptr, memory, ready, summed, deal, piece, sizes, beside_n = given
     sums_ptr, squares_ptr = inputs
     xs, ts, scales, mail, words, pairs, full, empty, turns = memory
     rows, n, groups = sizes
+    mbarrier.wait(ready, 0)
     wait_for_inputs(PDL)
     if SUMS:
         fetch_sums(part, ts, sums_ptr, 0, groups, groups, rows, summed)
@@ -328,12 +330,10 @@ def _bring_weights(
 @gluon.jit
 def _produce(
     sources,
-    xs,
-    words,
-    pairs,
-    full,
-    empty,
-    after,  # block and group of the first unit that is not under way yet
+    memory,
+    ready,
+    summed,
+    block,  # the program's first
     units,
     groups,
     piece,
@@ -345,12 +345,22 @@ def _produce(
     AHEAD: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Bring x of the first units, then units as stages become free, AHEAD at a time."""
+    """Bring the first units, of which weights are constants and do not wait for the kernel before;
+    then others as stages become free, AHEAD at a time.
+    """
     words_tiles, pairs_tiles, beside_rows, x_rows = sources
+    xs, ts, scales, mail, words, pairs, full, empty, turns = memory
+    make_ready(ready, full, empty, turns, summed, STAGES)
+    group = block * 0
+    for unit in range(0, gl.minimum(units, AHEAD)):
+        bar = full.index(unit)
+        _bring_weights(
+            sources, words, pairs, bar, unit, block, group, piece, GATE_UP, TILES, BESIDE, COLUMNS
+        )
+        block, group = _next_unit(block, group, groups)
     wait_for_inputs(PDL)
     for unit in range(0, gl.minimum(units, AHEAD)):
         bulk_copy(x_rows, [unit % groups * _PARTS, 0, 0], full.index(unit), xs.index(unit))
-    block, group = after
     stage, phase = first_room(units, AHEAD, STAGES)
     for _ in range(AHEAD, units):
         wait_room(full, empty, stage, phase, AHEAD, STAGES)
@@ -377,9 +387,9 @@ def _int4_ring_gluon(
     rows,
     n,
     beside_n,
-    blocks,
-    groups,
-    programs,  # after them those of the dense matrix
+    blocks: gl.constexpr,  # sizes that a start divides by are constants
+    groups: gl.constexpr,
+    programs: gl.constexpr,  # after them those of the dense matrix
     GATE_UP: gl.constexpr,
     TILES: gl.constexpr,  # of a block
     BESIDE: gl.constexpr,
@@ -419,28 +429,16 @@ def _int4_ring_gluon(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [_CONSUMERS, 1], mbarrier.MBarrierLayout())
     summed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
-    for i in gl.static_range(_CONSUMERS):
-        mbarrier.init(turns.index(i), count=1)
-    mbarrier.init(summed, count=_CONSUMERS)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
     barrier()
     sources = (words_tiles, pairs_tiles, beside_rows, x_rows)
-    block = own
-    group = own * 0
-    for unit in range(0, gl.minimum(units, AHEAD)):  # weights: constants, ahead of any wait
-        bar = full.index(unit)
-        _bring_weights(
-            sources, words, pairs, bar, unit, block, group, piece, GATE_UP, TILES, BESIDE, COLUMNS
-        )
-        block, group = _next_unit(block, group, groups)
     inputs = (sums_ptr, squares_ptr)
     pointers = (y_ptr, out_sums_ptr)
     memory = (xs, ts, scales, mail, words, pairs, full, empty, turns)
     deal = (own, whole)
     sizes = (rows, n, groups)
-    given = (inputs, pointers, z_ptr, memory, summed, deal, piece, sizes, beside_n)
+    given = (inputs, pointers, z_ptr, memory, ready, summed, deal, piece, sizes, beside_n)
     gl.warp_specialize(
         [
             (
@@ -455,12 +453,10 @@ def _int4_ring_gluon(
                 _produce,
                 (
                     sources,
-                    xs,
-                    words,
-                    pairs,
-                    full,
-                    empty,
-                    (block, group),
+                    memory,
+                    ready,
+                    summed,
+                    own,
                     units,
                     groups,
                     piece,

@@ -39,6 +39,7 @@ from kernels.int4_matmul.gluon_parts import (
     fetch_sums,
     first_room,
     gated,
+    make_ready,
     multiplied,
     next_stage,
     pass_turn,
@@ -85,13 +86,14 @@ def _consume(
     PDL: gl.constexpr,
 ):
     """Multiply every other unit; the last consumer leaves a block's sums in the program's slot."""
-    xs, ts, mail, words, pairs, full, empty, turns, left, summed = memory
+    xs, ts, mail, words, pairs, ready, full, empty, turns, left, summed = memory
     first, units, touched, groups, rows = stripe
     BLOCK: gl.constexpr = TILES * _ROWS
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     C: gl.constexpr = gl.SliceLayout(0, MMA)
+    mbarrier.wait(ready, 0)
     wait_for_inputs(PDL)
     if SUMS:
         fetch_sums(part, ts, sums_ptr, first, units, groups, rows, summed)
@@ -166,18 +168,25 @@ def _bring_x(x_rows, xs, bar, stage, group):
 
 
 @gluon.jit
-def _programs_of(block, groups, units):
+def _programs_of(block, groups: gl.constexpr, units: gl.constexpr, programs: gl.constexpr):
     """The first program that has units of a block, and one past the last."""
-    programs = gl.num_programs(0)
     first = ((block * groups + 1) * programs - 1) // units
     return first, ((block + 1) * groups * programs - 1) // units + 1
 
 
 @gluon.jit
-def _arrived_last(left, counters_ptr, j, first_block, groups, units):
+def _arrived_last(
+    left,
+    counters_ptr,
+    j,
+    first_block,
+    groups: gl.constexpr,
+    units: gl.constexpr,
+    programs: gl.constexpr,
+):
     """Count the program in at its j-th block once all consumers have left their sums there."""
     mbarrier.wait(left, j & 1)
-    begin, end = _programs_of(first_block + j, groups, units)
+    begin, end = _programs_of(first_block + j, groups, units, programs)
     before = gl.atomic_add(counters_ptr + j, 1, sem="acq_rel")
     return (before == end - begin - 1).to(gl.int32)
 
@@ -188,32 +197,36 @@ def _produce(
     pairs_tiles,
     x_rows,
     counters_ptr,  # of the stripe's first block
-    words,
-    pairs,
-    xs,
-    full,
-    empty,
-    left,
+    memory,
     last_here,
-    block,
-    group,
-    first,
+    block,  # the stripe's first
+    first,  # its first group there
     units,
-    groups,
     touched,
-    first_block,
-    all_units,
+    groups: gl.constexpr,
+    all_units: gl.constexpr,
+    programs: gl.constexpr,
     STEP: gl.constexpr,
     BYTES: gl.constexpr,
     STAGES: gl.constexpr,
     AHEAD: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Bring x of the first units, then units as stages become free, AHEAD at a time; count in at
-    blocks that ended.
+    """Bring the first units, of which weights are constants and do not wait for the kernel before;
+    then others as stages become free, AHEAD at a time. Count in at blocks that ended.
 
     `last_here` [32] int32 tells of each whether this program was the last to arrive there.
     """
+    xs, ts, mail, words, pairs, ready, full, empty, turns, left, summed = memory
+    mbarrier.init(left, count=1)
+    make_ready(ready, full, empty, turns, summed, STAGES)
+    first_block = block
+    group = first
+    for unit in range(0, gl.minimum(units, AHEAD)):
+        bar = full.index(unit)
+        mbarrier.expect(bar, BYTES)
+        _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, unit, block * STEP, group)
+        block, group = _next_unit(block, group, groups)
     wait_for_inputs(PDL)
     for unit in range(0, gl.minimum(units, AHEAD)):
         _bring_x(x_rows, xs, full.index(unit), unit, (first + unit) % groups)
@@ -231,11 +244,11 @@ def _produce(
         block, group = _next_unit(block, group, groups)
         stage, phase = next_stage(stage, phase, 1, STAGES)
         if first + unit - STAGES + 1 == (ended + 1) * groups:  # all have read its last unit
-            here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units)
+            here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units, programs)
             was_last = gl.where(i == ended, here, was_last)
             ended += 1
     if ended < touched - 1:  # no more than one: a block is longer than the ring
-        here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units)
+        here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units, programs)
         was_last = gl.where(i == ended, here, was_last)
     last_here.store(was_last)
 
@@ -344,8 +357,9 @@ def _int4_stripes_gluon(
     out_squares_ptr,  # [rows, n / 128]
     rows,
     n,
-    blocks,
-    groups,
+    blocks: gl.constexpr,  # sizes that a start divides by are constants
+    groups: gl.constexpr,
+    programs: gl.constexpr,
     eps,
     FORM: gl.constexpr,
     TILES: gl.constexpr,  # of a block
@@ -361,8 +375,7 @@ def _int4_stripes_gluon(
 ):
     let_next_start(PDL)
     p = gl.program_id(0)
-    programs = gl.num_programs(0)
-    units = blocks * groups
+    units: gl.constexpr = blocks * groups
     begin = units * p // programs
     mine = units * (p + 1) // programs - begin
     block = begin // groups
@@ -389,27 +402,14 @@ def _int4_stripes_gluon(
     turns = gl.allocate_shared_memory(gl.int64, [_CONSUMERS, 1], mbarrier.MBarrierLayout())
     left = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     summed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
-    for i in gl.static_range(_CONSUMERS):
-        mbarrier.init(turns.index(i), count=1)
-    mbarrier.init(left, count=1)
-    mbarrier.init(summed, count=_CONSUMERS)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
     barrier()
     BLOCK: gl.constexpr = TILES * _ROWS
     STEP: gl.constexpr = TILES // 2 if FORM == _GATE_UP else TILES
     BYTES: gl.constexpr = TILES * _TILE_BYTES + COLUMNS * 2 * _GROUP
-    at_block = block
-    at_group = first
-    for stage in range(0, gl.minimum(mine, AHEAD)):  # weights: constants, ahead of any wait
-        bar = full.index(stage)
-        mbarrier.expect(bar, BYTES)
-        row_tile = at_block * STEP
-        _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile, at_group)
-        at_block, at_group = _next_unit(at_block, at_group, groups)
     slot_ptr = slots_ptr + (p + block) * (BLOCK * _SLOT_COLUMNS)
-    memory = (xs, ts, mail, words, pairs, full, empty, turns, left, summed)
+    memory = (xs, ts, mail, words, pairs, ready, full, empty, turns, left, summed)
     pointers = (y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr)
     stripe = (first, mine, touched, groups, rows)
     gl.warp_specialize(
@@ -429,21 +429,15 @@ def _int4_stripes_gluon(
                     pairs_tiles,
                     x_rows,
                     counters_ptr + block,
-                    words,
-                    pairs,
-                    xs,
-                    full,
-                    empty,
-                    left,
+                    memory,
                     last_here,
-                    at_block,
-                    at_group,
+                    block,
                     first,
                     mine,
-                    groups,
                     touched,
-                    block,
+                    groups,
                     units,
+                    programs,
                     STEP,
                     BYTES,
                     STAGES,
@@ -467,7 +461,7 @@ def _int4_stripes_gluon(
     known = last_here.load(A)
     for j in range(0, touched):
         b = block + touched - 1 - j
-        one, end = _programs_of(b, groups, units)
+        one, end = _programs_of(b, groups, units, programs)
         given = (rows, rows)
         if FORM == _ADD_NORM:
             given = _given(b, pointers, rows, n, BLOCK, COLUMNS, L)
@@ -553,6 +547,7 @@ def launch_stripes(
         y.shape[1],
         blocks,
         groups,
+        programs,
         added.eps,
         FORM=form,
         TILES=tall,
