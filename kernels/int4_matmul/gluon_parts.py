@@ -22,6 +22,7 @@ SHARED = 216 * 1024  # bytes for a program's ring and what stands beside it
 #: tiles that a program has on their way at most: enough for the memory's full rate, and what the
 #: kernel before still reads and writes does not queue behind a whole ring's worth
 UNDER_WAY = 12
+MOST_STAGES = 12  # of a ring: with more a program only takes longer to set up their barriers
 
 # named differently in Triton 3.6 and 3.9
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -96,10 +97,10 @@ def inputs_of(x, i: gl.constexpr, COLUMNS: gl.constexpr, MMA: gl.constexpr, ACRO
 
 @gluon.jit
 def make_ready(ready, full, empty, turns, summed, STAGES: gl.constexpr):
-    """Set up the barriers that all wait for, by one warp: for four, Triton puts a barrier of
-    threads between any two, which took half of a program's start.
+    """Set up the barriers that all wait for, by one warp: for four, Triton would put a barrier of
+    threads between any two.
     """
-    for i in range(0, STAGES):  # rolled: a program's first instructions come from far
+    for i in range(0, STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
     PARTS: gl.constexpr = turns.shape[0]

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from kernels.gpu import dependent_launch, let_next_start, power_of_two, wait_for_inputs
 from kernels.int4_matmul.gluon_parts import (
     CONSUMERS,
+    MOST_STAGES,
     SHARED,
     UNDER_WAY,
     added_up,
@@ -49,7 +50,6 @@ from kernels.int4_matmul.gluon_parts import (
 from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
 
 BESIDE_ROWS = 32  # of the dense matrix, per program
-MOST_STAGES = 20
 
 _ROWS = gl.constexpr(ROWS)
 _WORDS = gl.constexpr(WORDS)

@@ -27,6 +27,7 @@ from kernels.gpu import (
 )
 from kernels.int4_matmul.gluon_parts import (
     CONSUMERS,
+    MOST_STAGES,
     SHARED,
     UNDER_WAY,
     added_up,
@@ -235,6 +236,7 @@ def _produce(
     i = gl.arange(0, _MOST_BLOCKS, L)
     was_last = gl.zeros([_MOST_BLOCKS], gl.int32, L)
     ended = 0  # blocks that this program is counted in at
+    deal = (groups, all_units, programs)
     for unit in range(AHEAD, units):
         wait_room(full, empty, stage, phase, AHEAD, STAGES)
         bar = full.index(stage)
@@ -244,11 +246,11 @@ def _produce(
         block, group = _next_unit(block, group, groups)
         stage, phase = next_stage(stage, phase, 1, STAGES)
         if first + unit - STAGES + 1 == (ended + 1) * groups:  # all have read its last unit
-            here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units, programs)
+            here = _arrived_last(left, counters_ptr, ended, first_block, *deal)
             was_last = gl.where(i == ended, here, was_last)
             ended += 1
     if ended < touched - 1:  # no more than one: a block is longer than the ring
-        here = _arrived_last(left, counters_ptr, ended, first_block, groups, all_units, programs)
+        here = _arrived_last(left, counters_ptr, ended, first_block, *deal)
         was_last = gl.where(i == ended, here, was_last)
     last_here.store(was_last)
 
@@ -525,7 +527,7 @@ def launch_stripes(
     columns = columns_for(x.shape[0])
     unit = tall * 2 * TILE + 2 * columns * GROUP
     left = SHARED - 4 * columns * tall * ROWS
-    stages = min(STRIPE_TILES // tall, left // unit)
+    stages = min(MOST_STAGES, STRIPE_TILES // tall, left // unit)
     stages -= stages % CONSUMERS  # a stage has one consumer: the parity of `full` is unambiguous
     room = slots(x.device, power_of_two((programs + blocks) * tall * ROWS * MAX_ROWS))
     added = add_norm or AddNorm(y, y, 0.0, y, room)
