@@ -25,8 +25,10 @@ from tr.testing import assert_as_close
 
 pytest.importorskip("triton")
 
-import kernels.attention_decode.gluon as in_gluon  # noqa: E402
 import kernels.gpu  # noqa: E402
+from kernels.attention_decode import gluon_codes, gluon_kernel, gluon_scores  # noqa: E402
+from kernels.attention_decode.gluon_kernel import launch  # noqa: E402
+from kernels.attention_decode.gluon_plan import plan  # noqa: E402
 from tests.kernels.gluon_on_cpu import launches  # noqa: E402
 
 TABLE = VARIANTS["attention_decode"]
@@ -53,11 +55,11 @@ def part(arguments: list[Any], first: int, last: int) -> list[Any]:
 def on_cpu(form: str, arguments: list[Any], **changes: Any) -> Tensor:
     """With 3 splits, so that several blocks, splits and folds fit into few keys."""
     q, k = arguments[0], arguments[2]
-    chosen = in_gluon.plan(CPU, k.shape[0], q.shape[0] * q.shape[1] // k.shape[0])
+    chosen = plan(CPU, k.shape[0], q.shape[0] * q.shape[1] // k.shape[0])
     chosen = replace(chosen, **{"splits": 3, "waiting": 5, **changes})
     with patch.object(kernels.gpu, "INTERPRETED", True), launches():
         q, gate, k, v, pos, k_scale, v_scale = arguments
-        return in_gluon.launch(q, gate, k, v, pos, chosen, form, k_scale, v_scale)
+        return launch(q, gate, k, v, pos, chosen, form, k_scale, v_scale)
 
 
 def check(y: Tensor, arguments: list[Any]) -> None:
@@ -89,7 +91,7 @@ def test_more_vectors_than_a_program_has_columns(form):
     """24 heads to a key-value head: rows of several programs, and a row that two share."""
     arguments = made(form, 5, 300, heads=48)
     y = on_cpu(form, arguments)
-    assert in_gluon.plan(CPU, 2, 5 * 24).parts == (64, 32)
+    assert plan(CPU, 2, 5 * 24).parts == (64, 32)
     check(y, arguments)
     for row in (0, 2, 4):
         assert torch.equal(on_cpu(form, part(arguments, row, row + 1)), y[row : row + 1])
@@ -135,7 +137,7 @@ def one_key_more(s, peak, total, factors, scale, partial, first, limit, *others)
 
 
 kept_dims, kept_bring, kept_weigh = (
-    getattr(in_gluon, name).fn for name in ("_dims", "_bring", "_weigh")
+    fn.fn for fn in (gluon_codes._dims, gluon_kernel._bring, gluon_scores.weigh)
 )
 
 
@@ -143,7 +145,7 @@ kept_dims, kept_bring, kept_weigh = (
     "name, wrong, complaint",
     [
         ("_dims", dims_swapped, AssertionError),
-        ("_weigh", one_key_more, AssertionError),
+        ("weigh", one_key_more, AssertionError),
         ("_bring", one_block_early, TimeoutError),
     ],
 )
@@ -158,7 +160,7 @@ def test_planted_faults_are_found(name: str, wrong: Callable, complaint: type, m
         out = plain(fn, stand_ins, scopes)
         scope = out.__globals__
         if scope.get(name) is not wrong and name in scope:
-            globals()[f"kept{name}"] = scope[name]
+            globals()[f"kept_{name.removeprefix('_')}"] = scope[name]
             scope[name] = wrong
         return out
 
