@@ -16,12 +16,8 @@ from triton.experimental.gluon import language as gl
 
 from kernels.attention_decode.gluon_plan import BLOCK, WARPS, D
 from kernels.codes import INT4_WORDS
+from kernels.gluon_names import viewed
 from kernels.rounding import FOUR_BYTES
-
-# named differently in Triton 3.6 and 3.9
-_viewed = getattr(gl.shared_memory_descriptor, "reinterpret", None) or (
-    gl.shared_memory_descriptor._reinterpret
-)
 
 _BLOCK = gl.constexpr(BLOCK)
 _HALF = gl.constexpr(BLOCK // 2)
@@ -144,7 +140,7 @@ def raw_keys(stage, FORMAT: gl.constexpr):
             [],
             [1, _BLOCK, 64],
         )
-        halves = _viewed(stage, gl.int16, [1, _BLOCK, 64], gl.NVMMASharedLayout(128, 16, 3))
+        halves = viewed(stage, gl.int16, [1, _BLOCK, 64], gl.NVMMASharedLayout(128, 16, 3))
         x = halves.load(L).reshape(_BLOCK, 4, 2, 2, 4).permute(0, 1, 4, 3, 2)
     else:
         L: gl.constexpr = gl.DistributedLinearLayout(
@@ -172,7 +168,7 @@ def raw_values(stage, FORMAT: gl.constexpr):
             [],
             [1, _BLOCK, 64],
         )
-        halves = _viewed(stage, gl.int16, [1, _BLOCK, 64], gl.NVMMASharedLayout(128, 16, 3))
+        halves = viewed(stage, gl.int16, [1, _BLOCK, 64], gl.NVMMASharedLayout(128, 16, 3))
         x = halves.load(L).reshape(1, 2, _HALF, 64)
     else:
         L: gl.constexpr = gl.DistributedLinearLayout(

@@ -18,7 +18,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -37,6 +36,7 @@ from kernels.attention_decode.gluon_scores import begin, scales, weigh
 from kernels.attention_decode.triton import LOG2_E
 from kernels.codes import STEP, TINY
 from kernels.define import MAX_ROWS
+from kernels.gluon_names import barrier, bulk_copy
 from kernels.gpu import (
     counters,
     dependent_launch,
@@ -44,10 +44,6 @@ from kernels.gpu import (
     power_of_two,
     wait_for_inputs,
 )
-
-# named differently in Triton 3.6 and 3.9
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-_bulk_copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 _BLOCK = gl.constexpr(BLOCK)
 _HALF = gl.constexpr(BLOCK // 2)
@@ -88,7 +84,7 @@ def _bring(tiles, line, n, rounds, ring, full, SPLITS: gl.constexpr, AHEAD: gl.c
     if n < rounds:
         bar = full.index(n % AHEAD)
         mbarrier.expect(bar, BYTES)
-        _bulk_copy(tiles, [0, line + n * (SPLITS * _BLOCK), 0], bar, ring.index(n % AHEAD))
+        bulk_copy(tiles, [0, line + n * (SPLITS * _BLOCK), 0], bar, ring.index(n % AHEAD))
 
 
 @gluon.jit(do_not_specialize=["vectors", "folders"])
@@ -134,7 +130,7 @@ def _attend_narrow(
         mbarrier.init(has_keys.index(i), count=1)
     for i in gl.static_range(VALUES_AHEAD):
         mbarrier.init(has_values.index(i), count=1)
-    _barrier()
+    barrier()
     qs = ()
     ps = ()
     peaks = ()  # in shared memory, for they would crowd the registers
@@ -193,7 +189,7 @@ def _attend_narrow(
         outs = outs + (begun[2],)
         zeros = zeros + (begun[3],)
     fence_async_shared()
-    _barrier()
+    barrier()
     mbarrier.wait(has_keys.index(0), 0)
     raw = raw_keys(ks.index(0), FORMAT)
     for n in range(0, rounds):
@@ -230,7 +226,7 @@ def _attend_narrow(
         mbarrier.wait(has_values.index(n % VALUES_AHEAD), n // VALUES_AHEAD & 1)
         v0, v1 = raw_values(vs.index(n % VALUES_AHEAD), FORMAT)
         fence_async_shared()
-        _barrier()  # weights are there, and this block's codes are in registers
+        barrier()  # weights are there, and this block's codes are in registers
         _bring(keys_tiles, line, n + KEYS_AHEAD, rounds, ks, has_keys, SPLITS, KEYS_AHEAD)
         _bring(values_tiles, line, n + VALUES_AHEAD, rounds, vs, has_values, SPLITS, VALUES_AHEAD)
         lower = ()
@@ -262,7 +258,7 @@ def _attend_narrow(
     arrived_ptr += group
     mine = gl.minimum(WIDTH, vectors - above)
     folders = gl.minimum(gl.minimum(splits, folders), mine)
-    _barrier()  # all that this program wrote, before its arrival
+    barrier()  # all that this program wrote, before its arrival
     arrived = gl.atomic_add(arrived_ptr, 1, sem="acq_rel") + 1
     if gl.where(folders == 1, arrived < splits, split + folders < splits):
         return

@@ -17,7 +17,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -26,6 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from kernels.attention_prefill.reference import ALL, MUTATES, fake
 from kernels.attention_prefill.triton import LOG2_E, checked, limits
 from kernels.define import variant
+from kernels.gluon_names import barrier, bulk_copy, viewed
 from kernels.gpu import SUPPORT, dependent_launch, let_next_start, wait_for_inputs
 from kernels.rounding import rounded
 
@@ -33,12 +33,6 @@ CONSUMERS = 2
 LINES = 64  # rows of a consumer
 BLOCK = 64  # keys
 STAGES = 2
-
-_bulk_copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_viewed = getattr(gl.shared_memory_descriptor, "reinterpret", None) or (
-    gl.shared_memory_descriptor._reinterpret
-)
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 _CONSUMERS = gl.constexpr(CONSUMERS)
 _LINES = gl.constexpr(LINES)
@@ -54,7 +48,7 @@ def _produce(keys, values, queries, ks, vs, qs, bars, line, column, kv, first, c
     BYTES: gl.constexpr = 2 * _BLOCK * D
     mbarrier.expect(q_full, _CONSUMERS * 2 * _LINES * D)
     for i in gl.static_range(_CONSUMERS):
-        _bulk_copy(queries, [line + i * _LINES, column], q_full, qs.index(i))
+        bulk_copy(queries, [line + i * _LINES, column], q_full, qs.index(i))
     for n in range(0, count + 1):
         stage = n % _STAGES
         phase = n // _STAGES & 1
@@ -62,14 +56,14 @@ def _produce(keys, values, queries, ks, vs, qs, bars, line, column, kv, first, c
             mbarrier.wait(k_empty.index(stage), phase ^ 1)
             bar = k_full.index(stage)
             mbarrier.expect(bar, BYTES)
-            _bulk_copy(keys, [kv, (first + n) * _BLOCK - start, 0], bar, ks.index(stage))
+            bulk_copy(keys, [kv, (first + n) * _BLOCK - start, 0], bar, ks.index(stage))
         if n > 0:
             stage = (n - 1) % _STAGES
             phase = (n - 1) // _STAGES & 1
             mbarrier.wait(v_empty.index(stage), phase ^ 1)
             bar = v_full.index(stage)
             mbarrier.expect(bar, BYTES)
-            _bulk_copy(values, [kv, (first + n - 1) * _BLOCK - start, 0], bar, vs.index(stage))
+            bulk_copy(values, [kv, (first + n - 1) * _BLOCK - start, 0], bar, vs.index(stage))
 
 
 @gluon.jit
@@ -140,7 +134,7 @@ def _consume(
         zero = gl.zeros([_LINES, _BLOCK], gl.float32, S)
         mbarrier.wait(q_full, 0)
         mbarrier.wait(k_full.index(0), 0)
-        k = _viewed(ks.index(0), dtype, [_BLOCK, D], qs.layout)
+        k = viewed(ks.index(0), dtype, [_BLOCK, D], qs.layout)
         scores = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_empty.index(0), count=1)
@@ -154,10 +148,10 @@ def _consume(
             phase = n // _STAGES & 1
             before = (n - 1) % _STAGES
             mbarrier.wait(k_full.index(stage), phase)
-            k = _viewed(ks.index(stage), dtype, [_BLOCK, D], qs.layout)
+            k = viewed(ks.index(stage), dtype, [_BLOCK, D], qs.layout)
             scores = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
             mbarrier.wait(v_full.index(before), (n - 1) // _STAGES & 1)
-            v = _viewed(vs.index(before), dtype, [_BLOCK, D], qs.layout)
+            v = viewed(vs.index(before), dtype, [_BLOCK, D], qs.layout)
             out = warpgroup_mma(p, v, out, is_async=True)
             scores = warpgroup_mma_wait(1, deps=(scores,))
             mbarrier.arrive(k_empty.index(stage), count=1)
@@ -170,7 +164,7 @@ def _consume(
             p = gl.convert_layout(weight.to(dtype), P)
         last = (count - 1) % _STAGES
         mbarrier.wait(v_full.index(last), (count - 1) // _STAGES & 1)
-        v = _viewed(vs.index(last), dtype, [_BLOCK, D], qs.layout)
+        v = viewed(vs.index(last), dtype, [_BLOCK, D], qs.layout)
         out = warpgroup_mma(p, v, out, is_async=True)
         out = warpgroup_mma_wait(0, deps=(out,))
 
@@ -247,7 +241,7 @@ def _attention_prefill_gluon(
         mbarrier.init(k_empty.index(i), count=_CONSUMERS)
         mbarrier.init(v_empty.index(i), count=_CONSUMERS)
     mbarrier.init(q_full, count=1)
-    _barrier()
+    barrier()
     wait_for_inputs(PDL)
     memory = (qs, ks, vs)
     bars = (k_full, k_empty, v_full, v_empty, q_full)

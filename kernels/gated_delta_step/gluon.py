@@ -25,6 +25,7 @@ from triton.experimental.gluon import language as gl
 from kernels.define import MAX_ROWS, Support, variant
 from kernels.gated_delta_step.launch import check_inputs
 from kernels.gated_delta_step.reference import MUTATES, fake
+from kernels.gluon_names import viewed
 from kernels.gpu import (
     counters,
     dependent_launch,
@@ -94,10 +95,7 @@ def _softplus(x):
 @gluon.jit
 def _view(memory, shape: gl.constexpr, layout: gl.constexpr):
     """The same shared memory in another shape."""
-    if hasattr(memory, "reinterpret"):
-        return memory.reinterpret(memory.dtype, shape, layout)
-    else:
-        return memory._reinterpret(memory.dtype, shape, layout)
+    return viewed(memory, memory.dtype, shape, layout)
 
 
 @gluon.jit

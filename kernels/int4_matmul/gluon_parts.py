@@ -10,10 +10,11 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.define import MAX_ROWS
+from kernels.gluon_names import barrier, copy, viewed
 from kernels.int4_matmul.layout import GROUP, LINES, ROWS, UNPACK, WORDS
 from kernels.rounding import rounded
 
@@ -23,14 +24,6 @@ SHARED = 216 * 1024  # bytes for a program's ring and what stands beside it
 #: kernel before still reads and writes does not queue behind a whole ring's worth
 UNDER_WAY = 12
 MOST_STAGES = 12  # of a ring: with more a program only takes longer to set up their barriers
-
-# named differently in Triton 3.6 and 3.9
-_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-bulk_copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-viewed = getattr(gl.shared_memory_descriptor, "reinterpret", None) or (
-    gl.shared_memory_descriptor._reinterpret
-)
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 _ROWS = gl.constexpr(ROWS)
 _WORDS = gl.constexpr(WORDS)
@@ -124,7 +117,7 @@ def fetch_sums(part: gl.constexpr, ts, sums_ptr, first, units, groups, rows, sum
     h = part * SHARE + gl.arange(0, SHARE, gl.SliceLayout(1, T))[:, None]
     col = gl.arange(0, COLUMNS, gl.SliceLayout(0, T))[None, :]
     g = (first + h) % groups
-    _copy(ts.index(part), sums_ptr + col * groups + g, (h < held) & (col < rows))
+    copy(ts.index(part), sums_ptr + col * groups + g, (h < held) & (col < rows))
     async_copy.commit_group()
     async_copy.wait_group(0)
     mbarrier.arrive(summed, count=1)

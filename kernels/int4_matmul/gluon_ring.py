@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from kernels.gluon_names import barrier, bulk_copy, viewed
 from kernels.gpu import dependent_launch, let_next_start, power_of_two, wait_for_inputs
 from kernels.int4_matmul.gluon_parts import (
     CONSUMERS,
@@ -28,8 +29,6 @@ from kernels.int4_matmul.gluon_parts import (
     added_up,
     all_inputs,
     as_operand,
-    barrier,
-    bulk_copy,
     by_blocks,
     by_words,
     columns_for,
@@ -43,7 +42,6 @@ from kernels.int4_matmul.gluon_parts import (
     product,
     shares_of,
     unit_of,
-    viewed,
     wait_room,
     wait_turn,
 )

@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.define import MAX_ROWS
+from kernels.gluon_names import barrier, bulk_copy, viewed
 from kernels.gpu import (
     counters,
     dependent_launch,
@@ -32,8 +33,6 @@ from kernels.int4_matmul.gluon_parts import (
     UNDER_WAY,
     added_up,
     all_inputs,
-    barrier,
-    bulk_copy,
     by_blocks,
     by_words,
     columns_for,
@@ -47,7 +46,6 @@ from kernels.int4_matmul.gluon_parts import (
     product,
     shares_of,
     unit_of,
-    viewed,
     wait_room,
     wait_turn,
 )
