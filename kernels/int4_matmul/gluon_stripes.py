@@ -5,7 +5,7 @@ ends in residual and norm: more programs then finish fewer rows each. Two consum
 warps take the units in turn, each all tiles of its unit, so that x is read once. At the end of a
 block they add their sums, and the last leaves them in the program's slot.
 
-What a program owns and how blocks are shared is as in triton.py (plan.py), one program a processor.
+What a program owns and how blocks are shared is as in triton_kernel.py, one program a processor.
 The producer counts the program in at the blocks that end inside its stripe, the last block is
 counted in at the end: so the program whose stripe ends with a block's last groups finishes it.
 """

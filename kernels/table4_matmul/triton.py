@@ -1,8 +1,8 @@
 """Packed tensor-core table matmul: the plan and the ending of int4's, weights looked up instead.
 
 What a program owns, how the programs of a block settle and why bits do not depend on the row count
-is as in kernels/int4_matmul/triton.py. Here the weights themselves are operands, so dots add up
-over all inputs of a stripe, and a row's power of two comes at a block's end.
+is as in kernels/int4_matmul/triton_kernel.py. Here the weights themselves are operands, so dots add
+up over all inputs of a stripe, and a row's power of two comes at a block's end.
 
 A level is looked up by byte permutes: the low three bits of a code pick one of eight bytes, and the
 permute gives zero where the fourth is set (it repeats a sign, and levels have none), so that two of
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.define import variant
+from kernels.define import MAX_ROWS, variant
 from kernels.gpu import (
     INTERPRETED,
     SUPPORT,
@@ -34,14 +34,13 @@ from kernels.gpu import (
 from kernels.int4_matmul.launch import card, check, slots
 from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
 from kernels.int4_matmul.plan import Plan, plan
-from kernels.int4_matmul.triton import (
-    MAX_ROWS,
+from kernels.int4_matmul.triton_parts import (
     MOST_AHEAD,
-    _added,
-    _dot,
-    _fetch_ahead,
-    _leave,
-    _side_by_side,
+    added,
+    dot,
+    fetch_ahead,
+    leave,
+    side_by_side,
 )
 from kernels.rounding import rounded
 from kernels.table4_matmul.layout import APART, FIRST, LEVELS, STEP, ZERO, ZEROS
@@ -181,7 +180,7 @@ def _look_up(words, bytes, PACKED: tl.constexpr):
     else:
         w0, w1 = weights(words, bytes, 0), weights(words, bytes, 1)
         w2, w3 = weights(words, bytes, 2), weights(words, bytes, 3)
-    return _side_by_side(w0, w1), _side_by_side(w2, w3)
+    return side_by_side(w0, w1), side_by_side(w2, w3)
 
 
 @triton.jit
@@ -227,8 +226,8 @@ def _multiply(
         x1 = tl.load(x + x_at + _GROUP // 2, mask=live[None, :], other=0.0)
         low, high = _look_up(w, bytes, PACKED)
         d = tl.zeros([BLOCK, _COLUMNS], tl.float32)
-        d = _dot(low, x0, d, PACKED)
-        d = _dot(high, x1, d, PACKED)
+        d = dot(low, x0, d, PACKED)
+        d = dot(high, x1, d, PACKED)
         acc += d  # a dot into acc itself would make every one wait for the one before
         group += 1
         ends = group == groups
@@ -237,7 +236,7 @@ def _multiply(
             power = tl.load(exponent_ptr + out, mask=out < n, other=0).to(tl.int32)
             power = ((power + (128 if PACKED else 127)) << 23).to(tl.float32, bitcast=True)
             sums = acc * power[:, None]
-            _leave(slot_ptr + done * (BLOCK * _COLUMNS), sums, rows, PACKED)
+            leave(slot_ptr + done * (BLOCK * _COLUMNS), sums, rows, PACKED)
             acc = tl.zeros([BLOCK, _COLUMNS], tl.float32)
             done += 1
         ahead = tl.where(ends, 1 + (ROW_TILES - 1) * groups, 1) * _TILE
@@ -279,7 +278,7 @@ def _table4_matmul(
     start = ((first_block * ROW_TILES).to(tl.int64) * groups + group) * _TILE
     if AHEAD > 0:
         held = tl.minimum(to_unit - from_unit, groups - group)
-        _fetch_ahead(tiles_ptr, start, groups * _TILE, ROW_TILES // 2, held, ROW_TILES, AHEAD)
+        fetch_ahead(tiles_ptr, start, groups * _TILE, ROW_TILES // 2, held, ROW_TILES, AHEAD)
     wait_for_inputs(PDL)
     done = _multiply(
         x_ptr,
@@ -308,7 +307,7 @@ def _table4_matmul(
             out = block * BLOCK + row
             live = (col < rows) & (out < n)
             place = col * BLOCK + row
-            total, _ = _added(
+            total, _ = added(
                 slots_ptr, first + block, last + block + 1, place, live, SLOT, 0, AT_ONCE
             )
             tl.store(y_ptr + col * n + out, rounded(total, dtype).to(dtype), mask=live)

@@ -19,9 +19,9 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from kernels.gpu import counters
+from kernels.int4_matmul.launch import card
 from kernels.int4_matmul.plan import H200, LEAST, TABLE, Card, Plan, plan, ring, ring_beside
-from kernels.int4_matmul.triton import (
-    card,
+from kernels.int4_matmul.triton_launch import (
     launch,
     launch_add_norm,
     launch_beside,
