@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kernels.define import variant
 from kernels.gpu import SUPPORT
-from kernels.int4_matmul.gluon_ring import BESIDE_ROWS, launch_ring
+from kernels.int4_matmul.gluon_beside import BESIDE_ROWS
+from kernels.int4_matmul.gluon_ring import launch_ring
 from kernels.int4_matmul.gluon_stripes import AddNorm, fit, launch_stripes
 from kernels.int4_matmul.launch import card, check
 from kernels.int4_matmul.layout import GROUP, ROWS

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.define import MAX_ROWS
-from kernels.gluon_names import barrier, copy, viewed
+from kernels.gluon_names import barrier, bulk_copy, copy, viewed
 from kernels.int4_matmul.layout import GROUP, LINES, ROWS, UNPACK, WORDS
 from kernels.rounding import rounded
 
@@ -197,6 +197,17 @@ def gated(gate, up, dtype: gl.constexpr):
     """silu(gate) up, rounded as the operators of its parts round."""
     gate = rounded(gate, dtype)
     return rounded(rounded(gate / (1.0 + gl.exp(-gate)), dtype) * rounded(up, dtype), dtype)
+
+
+@gluon.jit
+def next_unit(block, group, groups):
+    ends = group + 1 == groups
+    return gl.where(ends, block + 1, block), gl.where(ends, 0, group + 1)
+
+
+@gluon.jit
+def bring_x(x_rows, xs, bar, stage, group):
+    bulk_copy(x_rows, [group * _PARTS, 0, 0], bar, xs.index(stage))
 
 
 @gluon.jit

@@ -16,11 +16,11 @@ of their own, which use the ring as the others do.
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.gluon_names import barrier, bulk_copy, viewed
 from kernels.gpu import dependent_launch, let_next_start, power_of_two, wait_for_inputs
+from kernels.int4_matmul.gluon_beside import BESIDE_ROWS, multiply_beside
 from kernels.int4_matmul.gluon_parts import (
     CONSUMERS,
     MOST_STAGES,
@@ -28,7 +28,7 @@ from kernels.int4_matmul.gluon_parts import (
     UNDER_WAY,
     added_up,
     all_inputs,
-    as_operand,
+    bring_x,
     by_blocks,
     by_words,
     columns_for,
@@ -38,6 +38,7 @@ from kernels.int4_matmul.gluon_parts import (
     make_ready,
     multiplied,
     next_stage,
+    next_unit,
     pass_turn,
     product,
     shares_of,
@@ -46,8 +47,6 @@ from kernels.int4_matmul.gluon_parts import (
     wait_turn,
 )
 from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
-
-BESIDE_ROWS = 32  # of the dense matrix, per program
 
 _ROWS = gl.constexpr(ROWS)
 _WORDS = gl.constexpr(WORDS)
@@ -120,9 +119,9 @@ def _multiply(
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Every fourth unit of int4 weights, and the ends of blocks.
+    """Every other unit of int4 weights, and the ends of blocks.
 
-    Part `part` takes the units part, part + 4 and so on of the program, whatever block they are of.
+    Part `part` takes the units part, part + 2 and so on of the program, whatever block they are of.
     """
     y_ptr, out_sums_ptr = pointers
     xs, ts, scales, mail, words, pairs, full, empty, turns = memory
@@ -192,56 +191,6 @@ def _multiply(
 
 
 @gluon.jit
-def _multiply_beside(
-    part: gl.constexpr,
-    z_ptr,
-    memory,
-    piece,
-    sizes,
-    SCALED: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """Every fourth group of 32 rows of the dense matrix; two warps in a row share 16 of them."""
-    xs, ts, scales, mail, words, pairs, full, empty, turns = memory
-    rows, n, groups = sizes
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [2, 2], [16, 8])
-    W: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0]],
-        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        [[0, 0], [16, 0]],
-        [],
-        [_BESIDE_ROWS, _WORDS],
-    )
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    acc = gl.zeros([_BESIDE_ROWS, COLUMNS], gl.float32, MMA)
-    stage = part
-    phase = 0
-    for _ in range(part, groups, _CONSUMERS):
-        mbarrier.wait(full.index(stage), phase)
-        x0, x1, x2, x3 = all_inputs(xs.index(stage), COLUMNS, MMA, True)
-        w = viewed(words.index(stage), gl.bfloat16, [_PARTS, _BESIDE_ROWS, _WORDS], FLAT)
-        acc = mma_v2(as_operand(w.index(0).load(W), 0, MMA), x0, acc)
-        acc = mma_v2(as_operand(w.index(1).load(W), 0, MMA), x1, acc)
-        acc = mma_v2(as_operand(w.index(2).load(W), 0, MMA), x2, acc)
-        acc = mma_v2(as_operand(w.index(3).load(W), 0, MMA), x3, acc)
-        mbarrier.arrive(empty.index(stage), count=1)
-        stage, phase = next_stage(stage, phase, _CONSUMERS, STAGES)
-    wait_turn(part, turns, 0)
-    mail = viewed(mail, gl.float32, [4, _BESIDE_ROWS, COLUMNS], FLAT)
-    acc = added_up(part, mail.index(0), acc, _CONSUMERS, MMA)
-    pass_turn(part, turns)
-    if part == _LAST:
-        out = piece * _BESIDE_ROWS + gl.arange(0, _BESIDE_ROWS, gl.SliceLayout(1, MMA))[:, None]
-        col = gl.arange(0, COLUMNS, gl.SliceLayout(0, MMA))
-        if SCALED:
-            acc = acc * gl.broadcast(scales.load(gl.SliceLayout(0, MMA))[None, :], acc)[0]
-        col = col[None, :]
-        z = acc.to(z_ptr.dtype.element_ty)
-        gl.store(z_ptr + col * n + out, z, mask=(col < rows) & (out < n))
-
-
-@gluon.jit
 def _consume(
     part: gl.constexpr,
     given,  # inputs: sums and squares; memory: what stands in shared memory
@@ -269,7 +218,7 @@ def _consume(
         scales.store(unit_of(shares_of(squares_ptr, rows, groups, GROUPS, COLUMNS)))
     if BESIDE:
         if piece >= 0:
-            _multiply_beside(
+            multiply_beside(
                 part, z_ptr, memory, piece, (rows, beside_n, groups), SCALED, COLUMNS, STAGES
             )
         else:
@@ -280,12 +229,6 @@ def _consume(
         _multiply(
             part, pointers, memory, deal, sizes, GATE_UP, TILES, SUMS, SCALED, COLUMNS, STAGES
         )
-
-
-@gluon.jit
-def _next_unit(block, group, groups):
-    ends = group + 1 == groups
-    return gl.where(ends, block + 1, block), gl.where(ends, 0, group + 1)
 
 
 @gluon.jit
@@ -355,10 +298,10 @@ def _produce(
         _bring_weights(
             sources, words, pairs, bar, unit, block, group, piece, GATE_UP, TILES, BESIDE, COLUMNS
         )
-        block, group = _next_unit(block, group, groups)
+        block, group = next_unit(block, group, groups)
     wait_for_inputs(PDL)
     for unit in range(0, gl.minimum(units, AHEAD)):
-        bulk_copy(x_rows, [unit % groups * _PARTS, 0, 0], full.index(unit), xs.index(unit))
+        bring_x(x_rows, xs, full.index(unit), unit, unit % groups)
     stage, phase = first_room(units, AHEAD, STAGES)
     for _ in range(AHEAD, units):
         wait_room(full, empty, stage, phase, AHEAD, STAGES)
@@ -366,8 +309,8 @@ def _produce(
         _bring_weights(
             sources, words, pairs, bar, stage, block, group, piece, GATE_UP, TILES, BESIDE, COLUMNS
         )
-        bulk_copy(x_rows, [group * _PARTS, 0, 0], bar, xs.index(stage))
-        block, group = _next_unit(block, group, groups)
+        bring_x(x_rows, xs, bar, stage, group)
+        block, group = next_unit(block, group, groups)
         stage, phase = next_stage(stage, phase, 1, STAGES)
 
 

@@ -26,6 +26,7 @@ from kernels.gpu import (
     power_of_two,
     wait_for_inputs,
 )
+from kernels.int4_matmul.gluon_finish import finish, given_to
 from kernels.int4_matmul.gluon_parts import (
     CONSUMERS,
     MOST_STAGES,
@@ -33,36 +34,33 @@ from kernels.int4_matmul.gluon_parts import (
     UNDER_WAY,
     added_up,
     all_inputs,
+    bring_x,
     by_blocks,
     by_words,
     columns_for,
     fetch_sums,
     first_room,
-    gated,
     make_ready,
     multiplied,
     next_stage,
+    next_unit,
     pass_turn,
     product,
     shares_of,
-    unit_of,
     wait_room,
     wait_turn,
 )
-from kernels.int4_matmul.launch import card, slots
+from kernels.int4_matmul.launch import ADD_NORM, GATE_UP, PLAIN, card, slots
 from kernels.int4_matmul.layout import GROUP, ROWS, TILE, WORDS
 from kernels.int4_matmul.plan import MOST_BLOCKS, STRIPE_TILES
-from kernels.rounding import rounded
 
-PLAIN, GATE_UP, ADD_NORM = range(3)  # how a block ends
-TALL = (4, 4, 2)  # tiles of a unit, by that
+TALL = {PLAIN: 4, ADD_NORM: 2, GATE_UP: 4}  # tiles of a unit, by how a block ends
 
 _ROWS = gl.constexpr(ROWS)
 _WORDS = gl.constexpr(WORDS)
 _GROUP = gl.constexpr(GROUP)
 _SLOT_COLUMNS = gl.constexpr(MAX_ROWS)
 _CONSUMERS = gl.constexpr(CONSUMERS)
-_PLAIN = gl.constexpr(PLAIN)
 _GATE_UP = gl.constexpr(GATE_UP)
 _ADD_NORM = gl.constexpr(ADD_NORM)
 _LAST = gl.constexpr(CONSUMERS - 1)
@@ -150,20 +148,9 @@ def _consume(
 
 
 @gluon.jit
-def _next_unit(block, group, groups):
-    ends = group + 1 == groups
-    return gl.where(ends, block + 1, block), gl.where(ends, 0, group + 1)
-
-
-@gluon.jit
 def _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile, group):
     bulk_copy(words_tiles, [0, row_tile, group, 0, 0], bar, words.index(stage))
     bulk_copy(pairs_tiles, [0, row_tile, group, _WORDS // 2, 0], bar, pairs.index(stage))
-
-
-@gluon.jit
-def _bring_x(x_rows, xs, bar, stage, group):
-    bulk_copy(x_rows, [group * (_GROUP // _WORDS), 0, 0], bar, xs.index(stage))
 
 
 @gluon.jit
@@ -225,10 +212,10 @@ def _produce(
         bar = full.index(unit)
         mbarrier.expect(bar, BYTES)
         _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, unit, block * STEP, group)
-        block, group = _next_unit(block, group, groups)
+        block, group = next_unit(block, group, groups)
     wait_for_inputs(PDL)
     for unit in range(0, gl.minimum(units, AHEAD)):
-        _bring_x(x_rows, xs, full.index(unit), unit, (first + unit) % groups)
+        bring_x(x_rows, xs, full.index(unit), unit, (first + unit) % groups)
     stage, phase = first_room(units, AHEAD, STAGES)
     L: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     i = gl.arange(0, _MOST_BLOCKS, L)
@@ -240,8 +227,8 @@ def _produce(
         bar = full.index(stage)
         mbarrier.expect(bar, BYTES)
         _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, block * STEP, group)
-        _bring_x(x_rows, xs, bar, stage, group)
-        block, group = _next_unit(block, group, groups)
+        bring_x(x_rows, xs, bar, stage, group)
+        block, group = next_unit(block, group, groups)
         stage, phase = next_stage(stage, phase, 1, STAGES)
         if first + unit - STAGES + 1 == (ended + 1) * groups:  # all have read its last unit
             here = _arrived_last(left, counters_ptr, ended, first_block, *deal)
@@ -251,93 +238,6 @@ def _produce(
         here = _arrived_last(left, counters_ptr, ended, first_block, *deal)
         was_last = gl.where(i == ended, here, was_last)
     last_here.store(was_last)
-
-
-@gluon.jit
-def _places(block, rows, n, OUT: gl.constexpr, COLUMNS: gl.constexpr, L: gl.constexpr):
-    """Of a block's outputs: rows of x [COLUMNS, 1], groups [1, G], outputs in the block [1, G, 128]
-    and in a row of n; where all of them stand [COLUMNS, G, 128], and which are real.
-    """
-    G: gl.constexpr = OUT // _GROUP
-    SHARE: gl.constexpr = gl.SliceLayout(2, L)
-    col = gl.arange(0, COLUMNS, gl.SliceLayout(1, SHARE))[:, None]
-    g = gl.arange(0, G, gl.SliceLayout(0, SHARE))[None, :]
-    i = gl.arange(0, _GROUP, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, :][:, None, :]
-    row = g[:, :, None] * _GROUP + i
-    out = block * OUT + row
-    wide = col[:, :, None]
-    return col, g, row, out, wide * n + out, (wide < rows) & (out < n)
-
-
-@gluon.jit
-def _given(block, pointers, rows, n, BLOCK: gl.constexpr, COLUMNS: gl.constexpr, L: gl.constexpr):
-    """A block's residual and gain."""
-    y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr = pointers
-    col, g, row, out, at, live = _places(block, rows, n, BLOCK, COLUMNS, L)
-    s = gl.load(residual_ptr + at, mask=live, other=0.0)
-    return s, gl.load(gain_ptr + out + col[:, :, None] * 0, mask=live, other=0.0)
-
-
-@gluon.jit
-def _finish(
-    slots_ptr,
-    begin,
-    end,
-    block,
-    shares,  # of the squares, if SCALED
-    given,  # residual and gain
-    pointers,
-    rows,
-    n,
-    eps,
-    FORM: gl.constexpr,
-    BLOCK: gl.constexpr,
-    SCALED: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    L: gl.constexpr,
-):
-    """Add a block's slots in order and write what the form asks for."""
-    y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr = pointers
-    dtype: gl.constexpr = y_ptr.dtype.element_ty
-    GATE_UP: gl.constexpr = FORM == _GATE_UP
-    OUT: gl.constexpr = BLOCK // 2 if GATE_UP else BLOCK
-    AT_ONCE: gl.constexpr = 8 if COLUMNS == 8 else 4
-    G: gl.constexpr = OUT // _GROUP
-    col, g, row, out, at, live = _places(block, rows, n, OUT, COLUMNS, L)
-    place = col[:, :, None] * BLOCK + row
-    total = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
-    up = gl.zeros([COLUMNS, G, _GROUP], gl.float32, L)
-    for slot in range(begin, end, AT_ONCE):
-        p = slots_ptr + slot * (BLOCK * _SLOT_COLUMNS) + place
-        for j in gl.static_range(AT_ONCE):
-            some = live & (slot + j < end)
-            q = p + j * (BLOCK * _SLOT_COLUMNS)
-            total += gl.load(q, mask=some, other=0.0, cache_modifier=".cg")
-            if GATE_UP:
-                up += gl.load(q + OUT, mask=some, other=0.0, cache_modifier=".cg")
-    if SCALED:
-        COL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, L))
-        r = gl.convert_layout(unit_of(shares), COL)[:, None][:, :, None]
-        total = total * r
-        up = up * r
-    if FORM == _PLAIN:
-        gl.store(y_ptr + at, total.to(dtype), mask=live)
-    else:
-        if GATE_UP:
-            h = gated(total, up, dtype)
-            gl.store(y_ptr + at, h.to(dtype), mask=live)
-        else:
-            s, gain = given
-            s = rounded(s.to(gl.float32) + rounded(total, dtype), dtype)
-            h = rounded(s * (1.0 + gain.to(gl.float32)), dtype)
-            gl.store(y_ptr + at, s.to(dtype), mask=live)
-            gl.store(normed_ptr + at, h.to(dtype), mask=live)
-        share = col * (n // _GROUP) + block * G + g
-        some = (col < rows) & (block * G + g < n // _GROUP)
-        gl.store(out_sums_ptr + share, gl.sum(h, axis=2), mask=some)
-        if FORM == _ADD_NORM:
-            first = gl.where(block * G + g == 0, eps, 0.0)
-            gl.store(out_squares_ptr + share, gl.sum(s * s, axis=2) / n + first, mask=some)
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -464,13 +364,13 @@ def _int4_stripes_gluon(
         one, end = _programs_of(b, groups, units, programs)
         given = (rows, rows)
         if FORM == _ADD_NORM:
-            given = _given(b, pointers, rows, n, BLOCK, COLUMNS, L)
+            given = given_to(b, pointers, rows, n, BLOCK, COLUMNS, L)
         if j > 0:
             last = gl.sum(gl.where(i == b - block, known, 0)) == 1
         else:
             last = gl.atomic_add(counters_ptr + b, 1, sem="acq_rel") == end - one - 1
         if last:
-            _finish(
+            finish(
                 slots_ptr,
                 one + b,
                 end + b,

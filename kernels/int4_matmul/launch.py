@@ -9,6 +9,8 @@ from kernels.gpu import check as check_tensors
 from kernels.int4_matmul.layout import GROUP, LINES, ROWS, WORDS
 from kernels.int4_matmul.plan import H200, Card
 
+PLAIN, ADD_NORM, GATE_UP = range(3)  # how a block of output rows ends
+
 
 @functools.cache
 def card(device: torch.device) -> Card:

@@ -11,11 +11,10 @@ import triton
 import triton.language as tl
 
 from kernels.define import MAX_ROWS
+from kernels.int4_matmul.launch import ADD_NORM, GATE_UP, PLAIN
 from kernels.int4_matmul.layout import GROUP
 from kernels.int4_matmul.triton_parts import added, shares_of, unit_of
 from kernels.rounding import rounded
-
-PLAIN, ADD_NORM, GATE_UP = range(3)  # how a block ends
 
 _GROUP = tl.constexpr(GROUP)
 _COLUMNS = tl.constexpr(MAX_ROWS)

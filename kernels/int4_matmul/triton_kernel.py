@@ -30,10 +30,10 @@ from kernels.gpu import (
     power_of_two,
     wait_for_inputs,
 )
-from kernels.int4_matmul.launch import slots
+from kernels.int4_matmul.launch import GATE_UP, slots
 from kernels.int4_matmul.layout import ROWS, TILE
 from kernels.int4_matmul.plan import Plan
-from kernels.int4_matmul.triton_finish import GATE_UP, finish
+from kernels.int4_matmul.triton_finish import finish
 from kernels.int4_matmul.triton_multiply import BESIDE_ROWS, multiply, multiply_beside
 from kernels.int4_matmul.triton_parts import MOST_AHEAD, fetch_ahead
 

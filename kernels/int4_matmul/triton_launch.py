@@ -9,10 +9,9 @@ import triton
 from torch import Tensor
 
 from kernels.gpu import INTERPRETED
-from kernels.int4_matmul.launch import card, check
+from kernels.int4_matmul.launch import ADD_NORM, GATE_UP, PLAIN, card, check
 from kernels.int4_matmul.layout import GROUP, ROWS
 from kernels.int4_matmul.plan import Plan, plan
-from kernels.int4_matmul.triton_finish import ADD_NORM, GATE_UP, PLAIN
 from kernels.int4_matmul.triton_kernel import launch_form
 from kernels.int4_matmul.triton_multiply import BESIDE_ROWS
 
