@@ -12,7 +12,7 @@ import torch
 
 import kernels.gpu
 from kernels.define import Target
-from kernels.gated_delta_chunk.triton import Plan, launch
+from kernels.gated_delta_chunk.triton_launch import Plan, launch
 from tests.kernels.compiled import build, record, resources
 from tests.kernels.compiled_cases import arguments
 

@@ -20,7 +20,7 @@ from tr.tree import map_tensors
 
 pytest.importorskip("triton")
 
-from kernels.gated_delta_chunk.triton import Plan, launch  # noqa: E402
+from kernels.gated_delta_chunk.triton_launch import Plan, launch  # noqa: E402
 
 interpreter = pytest.mark.interpreter
 HEADS = {"k_heads": 1, "v_heads": 2, "d_k": 32, "d_v": 32, "width": 4}
