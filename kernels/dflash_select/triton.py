@@ -27,7 +27,7 @@ from kernels.gpu import (
     wait_for_inputs,
 )
 from kernels.rounding import PLAIN, rounded
-from kernels.sample.triton import _gumbel, _key
+from kernels.sample.triton_parts import gumbel, key_of
 
 BLOCK = 2048  # logits of one program
 LEAST = tl.constexpr(-(2**63))
@@ -68,7 +68,7 @@ def _top(
     logits_ptr += row.to(tl.int64) * stride
     token = block * BLOCK + tl.arange(0, BLOCK)
     score = tl.load(logits_ptr + token, mask=token < ids, other=0.0).to(tl.float32)
-    key = tl.where(score == score, _key(score), 0x7FFFFFFF)  # as sorting has it: NaN is largest
+    key = tl.where(score == score, key_of(score), 0x7FFFFFFF)  # as sorting has it: NaN is largest
     packed = (key.to(tl.int64) << 32) | (token ^ 0x7FFFFFFF).to(tl.int64)
     packed = tl.where(token < ids, packed, LEAST)
     lane = tl.arange(0, TOP)
@@ -129,7 +129,7 @@ def _select(
         pair = tl.dot(a.to(dtype), tl.trans(b), input_precision="ieee")
     drawn = tl.load(score_ptr + row * n + lane, mask=lane < n, other=0.0).to(tl.float32)
     if NOISE:
-        noise = _gumbel(seed_ptr, tl.load(pos_ptr) + 1 + row, after.to(tl.int32))
+        noise = gumbel(seed_ptr, tl.load(pos_ptr) + 1 + row, after.to(tl.int32))
         drawn += tl.load(temperature_ptr).to(tl.float32) * noise
     table = drawn[None, :] + rounded(pair, dtype)
     place = table_ptr + (row * N + lane[:, None]) * N + lane[None, :]
