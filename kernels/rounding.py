@@ -26,6 +26,14 @@ FOUR_BYTES = """{
 }"""
 _FOUR_BYTES = tl.constexpr(FOUR_BYTES)
 
+# both rounded to bfloat16, and back in fp32
+_PAIR = tl.constexpr("""{
+    .reg .b32 pair;
+    cvt.rn.bf16x2.f32 pair, $3, $2;
+    shl.b32 $0, pair, 16;
+    and.b32 $1, pair, 0xffff0000;
+}""")
+
 
 @triton.jit
 def rounded(x, dtype: tl.constexpr):
@@ -36,6 +44,18 @@ def rounded(x, dtype: tl.constexpr):
         return bits.to(tl.float32, bitcast=True)
     else:
         return x.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def rounded_pairs(x, dtype: tl.constexpr):
+    """As `rounded`; two conversions to bfloat16 are one instruction."""
+    if PLAIN or dtype != tl.bfloat16:
+        y = rounded(x, dtype)
+    else:
+        y = tl.inline_asm_elementwise(
+            _PAIR, "=r,=r,r,r", [x], dtype=tl.float32, is_pure=True, pack=2
+        )
+    return y
 
 
 @triton.jit

@@ -10,22 +10,13 @@ from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernels.attention_decode.fold import write
 from kernels.attention_decode.gluon_plan import WARPS, D
 from kernels.codes import STEP
 from kernels.hadamard import rotation_back
-from kernels.rounding import rounded
 
 _D = gl.constexpr(D)
 _WARPS = gl.constexpr(WARPS)
-
-
-@gluon.jit
-def _write(y_ptr, gate_ptr, at, mask, out, total):
-    """y at `at`: the sums over their weights, times the gate; both factors rounded."""
-    dtype: gl.constexpr = y_ptr.dtype.element_ty
-    gate = gl.load(gate_ptr + at, mask=mask, other=0.0).to(gl.float32)
-    y = rounded(out * (1.0 / total), dtype) * rounded(1.0 / (1.0 + gl.exp(-gate)), dtype)
-    gl.store(y_ptr + at, rounded(y, dtype).to(dtype), mask=mask)
 
 
 @gluon.jit
@@ -66,7 +57,7 @@ def fold(
     if ROTATED:
         out = rotation_back(out, d, _D)
     at = (vector // GROUP * HEADS + kv * GROUP + vector % GROUP) * _D + d
-    _write(y_ptr, gate_ptr, at, d >= 0, out, total)
+    write(y_ptr, gate_ptr, at, d >= 0, out, total)
 
 
 @constexpr_function
@@ -117,7 +108,7 @@ def leave(
     wide = live[None, :] & (d >= 0)
     if alone:
         place = (vector // GROUP * HEADS + kv * GROUP + vector % GROUP)[None, :] * _D + d
-        _write(y_ptr, gate_ptr, place, wide, out, total[None, :])
+        write(y_ptr, gate_ptr, place, wide, out, total[None, :])
     else:
         at = slot * WIDTH + column + local
         gl.store(peak_ptr + at, peaks.load(C), mask=live)

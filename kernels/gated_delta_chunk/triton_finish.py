@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_delta_chunk.triton_parts import quick_silu, rounded_pairs, store
+from kernels.gated_delta_chunk.triton_parts import quick_silu, store
 from kernels.gpu import INTERPRETED
+from kernels.rounding import rounded_pairs
 
 FINISH_ROWS = 64 if INTERPRETED else 16  # of a head, normalised by one program
 

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_delta_chunk.triton_parts import quick_silu, rounded_pairs, store
+from kernels.gated_delta_chunk.triton_parts import quick_silu, store
 from kernels.gpu import INTERPRETED
+from kernels.rounding import rounded_pairs
 
 INPUT_ROWS = 64 if INTERPRETED else 32  # convolved at a time by one program
 

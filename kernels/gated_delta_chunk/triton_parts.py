@@ -10,13 +10,6 @@ import triton.language as tl
 
 from kernels.rounding import PLAIN, rounded, silu
 
-# both rounded to bfloat16, and back in fp32
-_PAIR = tl.constexpr("""{
-    .reg .b32 pair;
-    cvt.rn.bf16x2.f32 pair, $3, $2;
-    shl.b32 $0, pair, 16;
-    and.b32 $1, pair, 0xffff0000;
-}""")
 _SILU = tl.constexpr("""{
     .reg .f32 t;
     mul.f32 t, $1, 0fBFB8AA3B;
@@ -45,18 +38,6 @@ def load(ptr):
     else:
         x = tl.load(ptr)
     return x
-
-
-@triton.jit
-def rounded_pairs(x, dtype: tl.constexpr):
-    """As `rounded`; two conversions to bfloat16 are one instruction."""
-    if PLAIN or dtype != tl.bfloat16:
-        y = rounded(x, dtype)
-    else:
-        y = tl.inline_asm_elementwise(
-            _PAIR, "=r,=r,r,r", [x], dtype=tl.float32, is_pure=True, pack=2
-        )
-    return y
 
 
 @triton.jit

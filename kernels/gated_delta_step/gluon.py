@@ -32,7 +32,7 @@ from kernels.gpu import (
     let_next_start,
     wait_for_inputs,
 )
-from kernels.rounding import log1p, rounded
+from kernels.rounding import rounded, rounded_pairs, softplus
 
 HEADS = 64, 128  # widths of a head, of keys as of values
 TAPS = 4
@@ -49,14 +49,8 @@ SUPPORT = Support(
 )
 
 
-# two words at a time: bf16 to fp32, and fp32 rounded to nearest even in bf16
+# two words of bf16 to fp32
 _WIDE = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
-_ROUNDED = gl.constexpr("""{
-    .reg .b32 pair;
-    cvt.rn.bf16x2.f32 pair, $3, $2;
-    shl.b32 $0, pair, 16;
-    and.b32 $1, pair, 0xffff0000;
-}""")
 
 
 @gluon.jit
@@ -68,15 +62,6 @@ def _wide(x):
 
 
 @gluon.jit
-def _rounded(x, dtype: gl.constexpr):
-    """As `rounded`, in fewer instructions; the same values."""
-    if dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise(_ROUNDED, "=r,=r,r,r", [x], gl.float32, True, 2)
-    else:
-        return rounded(x, dtype)
-
-
-@gluon.jit
 def _sigmoid(x):
     """1 / (1 + exp(-x)), of numbers whose exponential is no subnormal one."""
     power = gl.inline_asm_elementwise(
@@ -85,11 +70,6 @@ def _sigmoid(x):
     return gl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + power], gl.float32, True, 1
     )
-
-
-@gluon.jit
-def _softplus(x):
-    return gl.maximum(x, 0.0) + log1p(gl.exp(-gl.abs(x)))
 
 
 @gluon.jit
@@ -148,8 +128,8 @@ def _conv(x, taps):
     y = _wide(taps[0])[None, :] * _wide(x[0])
     for j in gl.static_range(1, 4):
         y = y + _wide(taps[j])[None, :] * _wide(x[j])
-    y = _rounded(y, dtype)
-    return _rounded(y * _sigmoid(y), dtype)
+    y = rounded_pairs(y, dtype)
+    return rounded_pairs(y * _sigmoid(y), dtype)
 
 
 @gluon.jit
@@ -303,7 +283,7 @@ def _gated_delta_step_gluon(
         xv = _window(
             qkvz_ptr, tail_ptr, past_x_ptr, at_v, pending, v_from + v_row, CHANNELS, STRIDE
         )
-        decay = gl.exp(rate * _softplus(a + dt_bias))
+        decay = gl.exp(rate * softplus(a + dt_bias))
         beta = rounded(_sigmoid(b), dtype)
         q, k, v = _conv(xq, q_taps), _conv(xk, k_taps), _conv(xv, v_taps)
         q_scale = gl.rsqrt(gl.sum(q * q, axis=1) + 1e-6) * (D**-0.5)

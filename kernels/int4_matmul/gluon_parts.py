@@ -16,7 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from kernels.define import MAX_ROWS
 from kernels.gluon_names import barrier, bulk_copy, copy, viewed
 from kernels.int4_matmul.layout import GROUP, LINES, ROWS, UNPACK, WORDS
-from kernels.rounding import rounded
+from kernels.rounding import rounded, silu
 
 CONSUMERS = 2  # of four warps each
 SHARED = 216 * 1024  # bytes for a program's ring and what stands beside it
@@ -196,7 +196,7 @@ def multiplied(words, pairs, tile: gl.constexpr, x, total, acc, MMA: gl.constexp
 def gated(gate, up, dtype: gl.constexpr):
     """silu(gate) up, rounded as the operators of its parts round."""
     gate = rounded(gate, dtype)
-    return rounded(rounded(gate / (1.0 + gl.exp(-gate)), dtype) * rounded(up, dtype), dtype)
+    return rounded(rounded(silu(gate), dtype) * rounded(up, dtype), dtype)
 
 
 @gluon.jit

@@ -154,25 +154,18 @@ def _bring_weights(words_tiles, pairs_tiles, words, pairs, bar, stage, row_tile,
 
 
 @gluon.jit
-def _programs_of(block, groups: gl.constexpr, units: gl.constexpr, programs: gl.constexpr):
+def _programs_of(block, deal):
     """The first program that has units of a block, and one past the last."""
+    groups, units, programs = deal
     first = ((block * groups + 1) * programs - 1) // units
     return first, ((block + 1) * groups * programs - 1) // units + 1
 
 
 @gluon.jit
-def _arrived_last(
-    left,
-    counters_ptr,
-    j,
-    first_block,
-    groups: gl.constexpr,
-    units: gl.constexpr,
-    programs: gl.constexpr,
-):
+def _arrived_last(left, counters_ptr, j, first_block, deal):
     """Count the program in at its j-th block once all consumers have left their sums there."""
     mbarrier.wait(left, j & 1)
-    begin, end = _programs_of(first_block + j, groups, units, programs)
+    begin, end = _programs_of(first_block + j, deal)
     before = gl.atomic_add(counters_ptr + j, 1, sem="acq_rel")
     return (before == end - begin - 1).to(gl.int32)
 
@@ -189,9 +182,7 @@ def _produce(
     first,  # its first group there
     units,
     touched,
-    groups: gl.constexpr,
-    all_units: gl.constexpr,
-    programs: gl.constexpr,
+    deal,  # groups of a block, units of all blocks, programs: constants
     STEP: gl.constexpr,
     BYTES: gl.constexpr,
     STAGES: gl.constexpr,
@@ -206,6 +197,7 @@ def _produce(
     xs, ts, mail, words, pairs, ready, full, empty, turns, left, summed = memory
     mbarrier.init(left, count=1)
     make_ready(ready, full, empty, turns, summed, STAGES)
+    groups, all_units, programs = deal
     first_block = block
     group = first
     for unit in range(0, gl.minimum(units, AHEAD)):
@@ -221,7 +213,6 @@ def _produce(
     i = gl.arange(0, _MOST_BLOCKS, L)
     was_last = gl.zeros([_MOST_BLOCKS], gl.int32, L)
     ended = 0  # blocks that this program is counted in at
-    deal = (groups, all_units, programs)
     for unit in range(AHEAD, units):
         wait_room(full, empty, stage, phase, AHEAD, STAGES)
         bar = full.index(stage)
@@ -231,11 +222,11 @@ def _produce(
         block, group = next_unit(block, group, groups)
         stage, phase = next_stage(stage, phase, 1, STAGES)
         if first + unit - STAGES + 1 == (ended + 1) * groups:  # all have read its last unit
-            here = _arrived_last(left, counters_ptr, ended, first_block, *deal)
+            here = _arrived_last(left, counters_ptr, ended, first_block, deal)
             was_last = gl.where(i == ended, here, was_last)
             ended += 1
     if ended < touched - 1:  # no more than one: a block is longer than the ring
-        here = _arrived_last(left, counters_ptr, ended, first_block, *deal)
+        here = _arrived_last(left, counters_ptr, ended, first_block, deal)
         was_last = gl.where(i == ended, here, was_last)
     last_here.store(was_last)
 
@@ -312,6 +303,7 @@ def _int4_stripes_gluon(
     memory = (xs, ts, mail, words, pairs, ready, full, empty, turns, left, summed)
     pointers = (y_ptr, out_sums_ptr, residual_ptr, gain_ptr, normed_ptr, out_squares_ptr)
     stripe = (first, mine, touched, groups, rows)
+    deal = (groups, units, programs)
     gl.warp_specialize(
         [
             (
@@ -335,9 +327,7 @@ def _int4_stripes_gluon(
                     first,
                     mine,
                     touched,
-                    groups,
-                    units,
-                    programs,
+                    deal,
                     STEP,
                     BYTES,
                     STAGES,
@@ -361,7 +351,7 @@ def _int4_stripes_gluon(
     known = last_here.load(A)
     for j in range(0, touched):
         b = block + touched - 1 - j
-        one, end = _programs_of(b, groups, units, programs)
+        one, end = _programs_of(b, deal)
         given = (rows, rows)
         if FORM == _ADD_NORM:
             given = given_to(b, pointers, rows, n, BLOCK, COLUMNS, L)

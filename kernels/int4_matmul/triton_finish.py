@@ -14,7 +14,7 @@ from kernels.define import MAX_ROWS
 from kernels.int4_matmul.launch import ADD_NORM, GATE_UP, PLAIN
 from kernels.int4_matmul.layout import GROUP
 from kernels.int4_matmul.triton_parts import added, shares_of, unit_of
-from kernels.rounding import rounded
+from kernels.rounding import rounded, silu
 
 _GROUP = tl.constexpr(GROUP)
 _COLUMNS = tl.constexpr(MAX_ROWS)
@@ -82,7 +82,7 @@ def finish(
             if SCALED:
                 up = up * r
             gate = rounded(total, dtype)
-            h = rounded(gate / (1.0 + tl.exp(-gate)), dtype) * rounded(up, dtype)
+            h = rounded(silu(gate), dtype) * rounded(up, dtype)
             h = rounded(h, dtype)
             tl.store(y_ptr + at, h.to(dtype), mask=live)
         g = block * OUT_GROUPS + tl.arange(0, OUT_GROUPS)[None, :]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.define import variant
 from kernels.gpu import SUPPORT, check, dependent_launch, let_next_start, wait_for_inputs
-from kernels.rounding import rounded
+from kernels.rounding import rounded, silu
 from kernels.silu_mul.reference import fake
 
 BLOCK = 1024
@@ -22,7 +22,7 @@ def _silu_mul(gate_up_ptr, y_ptr, d, BLOCK: tl.constexpr, PDL: tl.constexpr):
     dtype = y_ptr.dtype.element_ty
     gate = tl.load(gate_up_ptr + row * 2 * d + col, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * d + d + col, mask=mask, other=0.0).to(tl.float32)
-    y = rounded(gate / (1.0 + tl.exp(-gate)), dtype) * up
+    y = rounded(silu(gate), dtype) * up
     tl.store(y_ptr + row * d + col, rounded(y, dtype).to(dtype), mask=mask)
 
 
